@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import attrs
 
 from log_entries.registry import ENTRIES
-from onyxq.core.entry import Entries, Entry, Verdict, check_fields, describe
+from onyxq.core.entry import Entries, Entry, Verdict, check_fields, describe, told
 from onyxq.core.errors import BadExtension
 from onyxq.core.limits import EXTENSION_CHARACTERS_MAX
 from onyxq.core.replica import Replica
@@ -86,6 +86,28 @@ def with_extensions(points: Iterable[EntryPoint]) -> Entries:
 
     Raises `BadExtension`.
     """
+    entries = [*ENTRIES.values(), *_extensions(points)]
+    if shared := shared_args(entries):
+        raise BadExtension(shared)
+    return Entries(entries)
+
+
+def shared_args(entries: Iterable[Entry]) -> str:
+    """Return which entries, or versions of one, have the same class as ``Args``, in words; empty if none have.
+
+    An entry is submitted as its arguments alone, so their class names the entry and its version.
+    """
+    owners: dict[type, str] = {}
+    for entry in entries:
+        for version, form in sorted(entry.forms.items()):
+            place = told(entry.name, version)
+            if (other := owners.setdefault(form.args, place)) != place:
+                return f"{other}, and {place}, have the same class as Args: give each its own"
+    return ""
+
+
+def _extensions(points: Iterable[EntryPoint]) -> list[Entry]:
+    """Return the entries that entry points name, in the order of their names; raises `BadExtension`."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(points, key=lambda one: (one.name, one.value)):
         other = found.get(point.name)
@@ -93,7 +115,7 @@ def with_extensions(points: Iterable[EntryPoint]) -> Entries:
             found[point.name] = point
         elif (other.value, _origin(other)) != (point.value, _origin(point)):
             raise BadExtension(f"two extensions bring an entry {point.name}: {_place(other)} and {_place(point)}")
-    return Entries([*ENTRIES.values(), *(_loaded(found[name]) for name in sorted(found))])
+    return [_loaded(found[name]) for name in sorted(found)]
 
 
 def _loaded(point: EntryPoint) -> Entry:

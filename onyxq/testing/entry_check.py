@@ -26,7 +26,7 @@ from onyxq.core.errors import BadExtension, OnyxqError
 from onyxq.core.replica import Cluster, Node, Partition, Peer, Replica, Ring
 from onyxq.core.snapshot import misfits, pack, unpack
 from onyxq.core.step import owed, trespass
-from onyxq.system.extensions import entry_of
+from onyxq.system.extensions import entry_of, shared_args
 from onyxq.testing import purity
 
 RUNS = 30
@@ -50,6 +50,8 @@ def check_extension(modules: Mapping[str, Any]) -> list[str]:
         except BadExtension as error:
             found.append(error.message)
     found += [f"{one.name}: it has no docstring that says who submits or owes it" for one in entries if not one.doc]
+    if shared := shared_args(entries):
+        return [*found, shared]
     try:
         for seed in range(RUNS):
             _History(Entries(entries), random.Random(seed)).run()

@@ -103,7 +103,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EntryPoint]:
 
 def test_an_entry_point_makes_an_entry(install: Callable[..., EntryPoint]) -> None:
     """It comes after OnyxQ's own, named by the extension, a dot, and the entry point."""
-    entries = with_extensions([install("tally.add", module(SUBMIT=True)), install("bag.fill", module())])
+    other = module(Args=Plain, apply=count_one)
+    entries = with_extensions([install("tally.add", module(SUBMIT=True)), install("bag.fill", other)])
     assert list(entries) == [*ENTRIES, "bag.fill", "tally.add"]
     assert (entries["tally.add"].extension, entries["tally.add"].submitted) == ("tally", True)
     assert not entries["bag.fill"].submitted and entries.versions["bag.fill"] == 1
@@ -120,6 +121,21 @@ def test_two_extensions_of_one_name_are_refused(install: Callable[..., EntryPoin
     one, other = install("tally.add", module()), EntryPoint("tally.add", "elsewhere", GROUP)
     with pytest.raises(BadExtension, match="two extensions bring an entry tally.add.*elsewhere"):
         with_extensions([one, other])
+
+
+def test_entries_and_versions_that_share_their_arguments_are_refused(install: Callable[..., EntryPoint]) -> None:
+    """An entry would be written as the other one, and a peer would lower arguments to the version before for ever."""
+    both = {"tally.add": module(), "tally.sum": module()}
+    complaint = (
+        "entry tally.add of the extension tally, version 1, and entry tally.sum of the extension tally, version 1,"
+        " have the same class as Args"
+    )
+    with pytest.raises(BadExtension, match=complaint):
+        with_extensions([install(name, found) for name, found in both.items()])
+    assert [complaint in text for text in check_extension(both)] == [True]
+    newer = module(VERSION=2, EARLIER=(module(),), lowered=lambda args: args)
+    with pytest.raises(BadExtension, match=r"tally.add .*, version 1, and .* tally.add .*, version 2, have the same"):
+        with_extensions([install("tally.add", newer)])
 
 
 def test_what_cannot_be_imported_is_named() -> None:
