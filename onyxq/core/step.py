@@ -126,19 +126,24 @@ def owed(replica: Replica, me: str, entries: Entries) -> list[Any]:
     found: list[Any] = []
     for entry, find in entries.owing:
         if entry.extension:
-            found += _owed_by_extension(replica, me, entry)
+            found += _owed_by_extension(replica, me, entry, entries)
         else:
             found += find(replica, me)
     return [args for args in found if entries.enabled_form(args, replica.enabled)]
 
 
-def _owed_by_extension(replica: Replica, me: str, entry: Entry) -> list[Any]:
+def _owed_by_extension(replica: Replica, me: str, entry: Entry, entries: Entries) -> list[Any]:
     if entry.owed is None or me not in replica.ring.members or entry.name not in replica.enabled:
         return []
     try:
-        return list(entry.owed(replica, me))
+        found = list(entry.owed(replica, me))
     except Exception as error:
         raise ExtensionFailed(f"owed of {entry.name} raised {error!r}") from error
+    for args in found:
+        kind = entries.of(args)
+        if kind is None or kind.extension != entry.extension:
+            raise ExtensionFailed(f"owed of {entry.name} returned {args!r}, which is not an entry of its extension")
+    return found
 
 
 def _digested(replica: Replica, record: Record) -> Replica:

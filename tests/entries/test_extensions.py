@@ -12,6 +12,7 @@ import pytest
 from attrs import define, evolve, frozen
 from pyrsistent import PMap, pmap
 
+from log_entries import leave_cluster
 from log_entries.__main__ import page
 from log_entries.registry import ENTRIES
 from onyxq.core.diff import diff
@@ -312,6 +313,15 @@ def test_a_bug_in_obligations_or_duties_stops_the_peer() -> None:
     listed = tally(duties=lambda replica, me: [["no", "value"]], run=run)
     with pytest.raises(ExtensionFailed, match="unhashable"):
         duties(begun(listed).replica, "a", listed)
+
+
+@pytest.mark.parametrize("owing", ["x", leave_cluster.Args("a", "a bug")])
+def test_a_peer_owes_no_other_entries_for_an_extension(owing: Any) -> None:
+    """This is a bug of the extension, which is named, whether the value is an entry of OnyxQ or none at all."""
+    entries = tally(owed=lambda replica, me: [Args(me), owing])
+    with pytest.raises(ExtensionFailed, match=r"owed of tally.add returned .*, which is not an entry of its extension"):
+        owed(begun(entries).replica, "a", entries)
+    assert check_extension({"tally.add": module(owed=lambda replica, me: [owing])})
 
 
 def test_members_have_obligations_and_duties_once_the_entry_is_enabled() -> None:
