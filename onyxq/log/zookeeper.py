@@ -23,7 +23,6 @@ from onyxq.core.entry import RECORD_BYTES_MAX
 from onyxq.core.errors import BadRequest, LogUnavailable, TooLarge
 from onyxq.core.log.interface import (
     SEGMENT_RECORDS,
-    START,
     AppendUnknown,
     Origin,
     Record,
@@ -387,9 +386,9 @@ class ZookeeperSession:
         """Delete the cluster's directory.
 
         The records are deleted first, in batches, because there may be more than one list can hold.
+        Also works if the origin is damaged.
         """
-        origin = await self._origins.read()
-        first = (origin.trimmed if origin else START) + 1
+        first = await self._origins.trimmed() + 1
         await self._segments.look()
         for segment in range(segment_of(first), self._segments.present + 1):
             start = segment_start(segment)

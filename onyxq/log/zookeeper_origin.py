@@ -82,6 +82,12 @@ class Origins:
         pointer, _ = await self._pointer()
         return pointer.position if pointer is not None else START
 
+    async def trimmed(self) -> int:
+        """Return the last deleted position; START if there is none. It needs no chunks, which may be damaged."""
+        await self._link.insist(sync(self._layout.root))
+        pointer, _ = await self._pointer()
+        return pointer.trimmed if pointer is not None else START
+
     async def read(self) -> Origin | None:
         await self._link.insist(sync(self._layout.root))
         for _ in range(_READ_TRIES):

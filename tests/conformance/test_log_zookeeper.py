@@ -15,7 +15,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from onyxq.core.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost, segment_start
+from onyxq.core.log.interface import SEGMENT_RECORDS, START, AppendUnknown, Record, SessionLost, segment_start
 from onyxq.errors import Corrupt, LogUnavailable
 from onyxq.log.kazoo_client import append, get
 from onyxq.log.kazoo_connection import RECONNECT_FIRST_S, SessionClient
@@ -529,6 +529,26 @@ async def test_a_damaged_chunk_is_a_clear_error(backend: ZookeeperBackend, opene
         other.set(f"{directory}/{chunk}", b"fivf")
     with pytest.raises(Corrupt, match="checksum"):
         await session.origin()
+
+
+@bounded
+async def test_a_log_whose_origin_is_damaged_can_be_destroyed(backend: ZookeeperBackend, opened: Opener) -> None:
+    """Nothing else removes such a log, so ``cluster recover`` and ``cluster destroy`` must be able to."""
+    session = await opened()
+    for number in range(5):
+        await session.append(b"%d" % number)
+    assert await session.store_origin(3, b"three", expected_version=-1)
+    assert await session.trim(1) == 2
+    directory = f"/onyxq/{backend.cluster}/origin"
+    with intruder(backend.hosts) as other:
+        (chunk,) = (name for name in other.get_children(directory) if name.startswith("3-"))
+        other.delete(f"{directory}/{chunk}")
+    with pytest.raises(Corrupt, match="missing"):
+        await session.origin()
+    await session.aclose()
+    await backend.destroy()
+    session = await opened()
+    assert (await session.origin(), await session.tail()) == (None, START)
 
 
 @pytest.mark.long
