@@ -13,8 +13,9 @@ import trio.testing
 from log_entries import gc
 from onyxq.core import snapshot
 from onyxq.core.log.interface import Record, segment_of
+from onyxq.core.log.record import encode_entry, encode_record
 from onyxq.core.replica import EMPTY
-from onyxq.errors import Conflict, Unknown
+from onyxq.errors import Conflict, LogUnavailable, OlderThanCluster, Unknown
 from onyxq.history.recovery.findings import Newest
 from onyxq.history.recovery.new_log import (
     EMPTY_LOG,
@@ -23,16 +24,18 @@ from onyxq.history.recovery.new_log import (
     LATER,
     OLDER,
     OTHER_CLUSTER,
+    UNREADABLE,
     begin_anew,
     check_nobody_runs,
     present_log,
 )
 from simulation.scenes.recovery import RECOVERY_SCENES
 from simulation.world.clock import SimulatedClock, mock_clock
-from simulation.world.log import MemoryBackend
+from simulation.world.log import MemoryBackend, MemorySession
 from simulation.world.world import simulate
 from tests.entries.test_recovery import Later, found, three
-from tests.entries.world import World, created
+from tests.entries.versions import NEW, Brand
+from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation
 
 
 def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -106,6 +109,39 @@ async def test_the_log_of_another_cluster_is_called_so() -> None:
     assert other.now.cluster is not None and other.now.cluster.id == "c2"
     session = await backend_with(other, 1).session()
     assert (await present_log(session, newest(world, 5))).state == OTHER_CLUSTER
+
+
+@pytest.mark.parametrize("fault", [MemoryBackend.disconnect, MemoryBackend.expire])
+@in_trio
+async def test_a_log_that_cannot_be_reached_is_not_taken_for_a_lost_one(
+    fault: Callable[[MemoryBackend, MemorySession], None],
+) -> None:
+    """It may be intact, so the recovery ends before it could replace the log."""
+    world = three()
+    backend = backend_with(world, 7)
+    session = await backend.session()
+    fault(backend, session)
+    with pytest.raises(LogUnavailable):
+        await present_log(session, newest(world, 5))
+
+
+@in_trio
+async def test_a_log_from_a_newer_version_is_not_taken_for_a_lost_one() -> None:
+    """It may be intact, although this program cannot read it."""
+    backend = backend_with(three(), 0)
+    for number, entry in enumerate((creation(enabled=NEW.versions), Brand("new")), start=1):
+        backend.land(encode_record(CLUSTER_ID, "a", number, START_MS, [encode_entry(entry, NEW)]))
+    with pytest.raises(OlderThanCluster, match="entry brand"):
+        await present_log(await backend.session(), newest(three(), 5))
+
+
+@in_trio
+async def test_a_damaged_log_is_called_unreadable() -> None:
+    """Such a log is replaced."""
+    world = three()
+    backend = backend_with(world, 7)
+    del backend.records[3]
+    assert (await present_log(await backend.session(), newest(world, 5))).state == UNREADABLE
 
 
 @in_trio

@@ -8,7 +8,7 @@ import trio
 from attrs import frozen
 
 from onyxq.core import snapshot
-from onyxq.core.errors import Conflict, OnyxqError
+from onyxq.core.errors import Conflict, Corrupt, LogUnavailable
 from onyxq.core.log.interface import START, LogBackend, LogSession, Trimmed, segment_of
 from onyxq.core.log.record import encode_record
 from onyxq.core.replica import EMPTY, Replica
@@ -22,6 +22,10 @@ PULSES_S = 20.0
 PULSES_LOOK_S = 0.5
 READ_S = 60.0
 """Time limit for reading the present log, in seconds."""
+NOT_READ = (
+    "Nothing was changed: the log may be intact. Check ZooKeeper and run the command again. Only if you know that the"
+    " log is lost, delete it first: onyxq cluster destroy NAME."
+)
 
 EMPTY_LOG, OTHER_CLUSTER, OLDER, FORKED, INTACT, LATER, UNREADABLE = (
     "empty",
@@ -43,7 +47,7 @@ class Present:
 
     ``empty``; ``of another cluster``; ``older`` than what they have read; ``another one`` than they have read;
     ``intact``: it continues what they have read; ``later``: its snapshot is after all that they have read, and
-    nothing shows that it is another log; ``unreadable``.
+    nothing shows that it is another log; ``unreadable``: damaged.
     """
     position: int = START
     about: str = ""
@@ -51,7 +55,11 @@ class Present:
 
 
 async def present_log(session: LogSession, newest: Newest) -> Present:
-    """Compare the log with what nodes have read of it."""
+    """Compare the log with what nodes have read of it.
+
+    Raises `LogUnavailable` if it cannot be reached, and `OlderThanCluster`: nothing is known of such a log, and it
+    may be intact.
+    """
     replica, at_end = EMPTY, b""
     try:
         with trio.fail_after(READ_S):
@@ -68,8 +76,10 @@ async def present_log(session: LogSession, newest: Newest) -> Present:
                 replica = step(replica, found, installed()).replica
                 if replica.position == newest.replica.position:
                     at_end = replica.digest
-    except (OnyxqError, trio.TooSlowError) as error:
-        return Present(UNREADABLE, replica.position, str(error) or "it could not be read in time")
+    except trio.TooSlowError:
+        raise LogUnavailable(f"the log could not be read within {READ_S:.0f} s", hint=NOT_READ) from None
+    except Corrupt as error:
+        return Present(UNREADABLE, replica.position, error.message)
     return _judged(replica, newest.replica, at_end, beyond)
 
 
