@@ -109,6 +109,7 @@ class LogView:
             async with self.session() as session:
                 found = await session.origin()
             self._origin = _Packed(START, b"") if found is None else _Packed(found.position, found.data)
+        self._forget_later()
         return OriginPart(**_part(self._origin, args.part, wanted, "origin"))
 
     async def replica(self, args: GetReplica) -> ReplicaDigest:
@@ -124,7 +125,7 @@ class LogView:
             replica = self._node.replica
             digest = await self._digest_of(replica)
             self._replica = _Packed(replica.position, await packed(replica), digest)
-            self._forget_later()
+        self._forget_later()
         return ReplicaPart(**_part(self._replica, args.part, wanted, "replica"), digest=self._replica.digest)
 
     async def _digest_of(self, replica: Replica) -> str:
@@ -181,12 +182,12 @@ class LogView:
                 raise LogUnavailable("this node was started without access to the log")
             if self._session is None:
                 self._session = await self._backend.session()
-            self._asked = trio.current_time()
+            session = self._session
             self._forget_later()
             try:
-                yield self._session
+                yield session
             except SessionLost:
-                session, self._session = self._session, None
+                self._session = None
                 await session.aclose()
                 raise LogUnavailable("the session with the log was lost") from None
 
@@ -199,10 +200,10 @@ class LogView:
     _closing = False
 
     async def _close_idle(self) -> None:
-        """Close the session and drop packed data after `IDLE_S` without a request."""
+        """Close the session and drop packed data after `IDLE_S` without a request, and not while one is served."""
         try:
-            while (left_s := self._asked + IDLE_S - trio.current_time()) > 0:
-                await trio.sleep(left_s)
+            while (left_s := self._asked + IDLE_S - trio.current_time()) > 0 or self._lock.locked():
+                await trio.sleep(left_s if left_s > 0 else IDLE_S)
         finally:
             self._closing = False
             self._origin = self._replica = self._digest = None
