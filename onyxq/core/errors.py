@@ -336,12 +336,12 @@ class StoreDamaged(Unavailable):
 
 
 class LogDamaged(Corrupt):
-    """The file of the embedded log is damaged; no other copy of it exists."""
+    """A file of the embedded log is damaged. The stores of its nodes keep copies of the newest records."""
 
     code = "log_damaged"
     hint = (
-        "Check the disk. Then move the data directory away, and restore the newest backup into an empty one: "
-        "onyxq cluster restore FILE --data DIR. A cluster on ZooKeeper has no such file."
+        "Check the disk. No task is lost: move the directory of the log away, and make a new log from the copies in the"
+        " nodes' stores: onyxq cluster recover (see docs/operations.rst). Do not restore a backup before that."
     )
 
 

@@ -10,8 +10,8 @@ zeros and flushes them.  The kernel may count a page as written that is not.  So
 again.  The process that made the last file may have died before the file's name was durable.  So an opened log also
 flushes its directory.
 
-One thread writes, the event loop's thread reads records.  A damaged file is never replaced: no other copy of the log
-exists.
+One thread writes, the event loop's thread reads records.  A damaged file is never replaced here: only an operator
+decides to begin a new log from the copies in the nodes' stores (`onyxq.history.recovery`).
 """
 
 from __future__ import annotations

@@ -16,12 +16,13 @@ from attrs import evolve
 from onyxq.client import AsyncClient
 from onyxq.core.log.digest import chained
 from onyxq.core.log.interface import Record
-from onyxq.errors import BadRequest, Conflict, NotFound
+from onyxq.errors import BadRequest, Conflict, LogDamaged, NotFound
 from onyxq.history.archive import groups, parts
 from onyxq.history.explain import from_store, merged
 from onyxq.history.parquet.records import covered
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
+from onyxq.log.embedded_groups import SECTOR_BYTES
 from onyxq.store.interface import Batch
 from onyxq.store.lmdb_store import LmdbStore
 
@@ -113,6 +114,23 @@ def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: in
     assert on_cluster(data, use, peers=peers) > done["done"]["position"] > token
     said = line.refused("main", "--data", str(data), "--yes", code=Conflict.exit_code)
     assert "intact" in said and "Nothing was changed" in said
+
+
+def test_a_damaged_embedded_log_is_begun_anew(line: Line, tmp_path: Path) -> None:
+    """Its node keeps a copy, so no backup is needed: the error names the command, and what was acknowledged is kept."""
+    data = tmp_path / "dev"
+    first, second, token = on_cluster(data, work)
+    (file,) = (data / "log").glob("*.records")
+    image = bytearray(file.read_bytes())
+    image[SECTOR_BYTES + 100] ^= 1
+    file.write_bytes(image)
+    said = line.refused("main", "--data", str(data), code=LogDamaged.exit_code)
+    assert str(data / "log") in said and "onyxq cluster recover" in said
+    (data / "log").rename(data / "log.damaged")
+    (data / "log").mkdir()
+    done = line.shown("main", "--data", str(data), "--yes")
+    use = functools.partial(work_off, first=first, second=second)
+    assert on_cluster(data, use) > done["done"]["position"] > token
 
 
 def test_archives_have_the_records_that_only_nodes_had(line: Line, tmp_path: Path) -> None:
