@@ -325,7 +325,7 @@ class Connection:
             except BREAKS as error:
                 raise Unavailable(f"{self.address} closed the connection: {error!r}") from None
             for message, _ in self._decoder.messages():
-                self.peer = Hello.from_message(message)
+                self.peer = Hello.from_server(message)
                 check_cluster(hello, self.peer)
                 self._decoder.frame_bytes_max = ANSWER_BYTES_MAX
                 self._heard_at = self._waits.clock()

@@ -68,10 +68,8 @@ class Hello:
 
     @staticmethod
     def from_message(message: Any) -> Hello:
-        """Return the hello in a message; raises `ProtocolError`, or the error the other side sent instead."""
+        """Return the hello in a message; raises `ProtocolError`."""
         match message:
-            case [0, 1, dict() as error]:
-                raise from_map(error)
             case ["onyxq", int() as version, dict() as said]:
                 if version != VERSION:
                     raise ProtocolError(f"the other side speaks version {version} of the protocol, this is {VERSION}")
@@ -81,6 +79,14 @@ class Hello:
         if not all(isinstance(value, str) for value in known.values()):
             raise ProtocolError("a field of the hello is not text")
         return Hello(**known)
+
+    @staticmethod
+    def from_server(message: Any) -> Hello:
+        """Return the hello of a server; raises the error that it sent instead, or `ProtocolError`."""
+        match message:
+            case [0, 1, dict() as error]:
+                raise from_map(error)
+        return Hello.from_message(message)
 
 
 def check_cluster(mine: Hello, theirs: Hello) -> None:

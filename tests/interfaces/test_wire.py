@@ -126,7 +126,9 @@ def test_a_hello_comes_back_as_it_was_said() -> None:
     assert "secret" not in repr(hello)
 
 
-@pytest.mark.parametrize("message", [None, 7, [], ["onyxq"], ["onyxq", 2, {}], ["onyxq", 1, {"node": 3}], ["x", 1, {}]])
+@pytest.mark.parametrize(
+    "message", [None, 7, [], ["onyxq"], ["onyxq", 2, {}], ["onyxq", 1, {"node": 3}], ["x", 1, {}], [0, 1, {}]]
+)
 def test_a_wrong_hello_is_a_protocol_error(message: Any) -> None:
     """Another program, another version, or a damaged hello."""
     with pytest.raises(ProtocolError):
@@ -201,6 +203,14 @@ def test_a_server_says_what_is_wrong_and_closes(data: bytes) -> None:
     last = exchange(data)[-1]
     assert last[:2] == [0, 1]
     assert last[2]["code"] == "protocol_error"
+
+
+@pytest.mark.parametrize("field", ["field", "details"])
+def test_a_server_takes_no_error_for_a_hello(field: str) -> None:
+    """A server that repeats the error of a stranger fails if the error holds a value that it cannot send."""
+    body = msgpack.packb([0, 1, {"code": "unavailable", field: [[msgpack.Timestamp(1)]]}])
+    ((number, status, error),) = exchange(len(body).to_bytes(4, "little") + body)
+    assert (number, status, error["code"]) == (0, 1, "protocol_error")
 
 
 def test_a_server_gives_up_on_a_caller_that_says_nothing() -> None:
