@@ -52,8 +52,18 @@ UNSENT_BYTES_MAX = 64 * 1024 * 1024
 STALL_S = 60.0
 """Seconds in which one send must end."""
 
-BREAKS = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
-"""Errors that a byte stream raises at its end (TimeoutError is an OSError)."""
+BREAKS = (
+    OSError,
+    anyio.EndOfStream,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    anyio.BusyResourceError,
+)
+"""Errors that a byte stream raises at its end (TimeoutError is an OSError).
+
+TLS raises `BusyResourceError`, and is broken then, if it must send while another task sends: the other side may
+ask for new keys at any time, and a receive answers that.
+"""
 
 
 class Outlet:

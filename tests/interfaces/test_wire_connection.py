@@ -422,6 +422,31 @@ async def test_a_server_that_answers_garbage_breaks_the_connection_only(network:
         group.cancel_scope.cancel()
 
 
+@played
+async def test_a_stream_that_must_send_twice_at_once_ends_its_connection_only(network: SimulatedNetwork) -> None:
+    """TLS must do so if a client asks for new keys while an answer is sent. The server continues."""
+
+    class Renewing(Counting):
+        async def receive(self, max_bytes: int = 65536) -> bytes:
+            data = await super().receive(max_bytes)
+            if self.sends:
+                raise anyio.BusyResourceError("writing to")
+            return data
+
+    async def handler(stream: ByteStream) -> None:
+        await serve(Renewing(stream), hello=Hello(), dispatch=echo)
+
+    async with anyio.create_task_group() as group:
+        address = await group.start(
+            lambda task_status: network.host("a").serve("a:1", handler, task_status=task_status)
+        )
+        for _ in range(2):
+            async with opened(network.host("b"), address, hello=Hello()) as connection:
+                with pytest.raises(Unavailable):
+                    await connection.call("x", {})
+        group.cancel_scope.cancel()
+
+
 @BACKENDS
 def test_tcp_carries_calls_on_a_free_port(backend: str) -> None:
     """The real network: port 0, a large answer, and a hello that is refused."""
