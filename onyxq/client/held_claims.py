@@ -74,13 +74,18 @@ class Holder:
             return claim.seq - 1
 
     async def _send_update(self, claim: Claim, data: bytes, w: int | None, until: float) -> None:
-        claim.unsure = data
+        is_new, claim.unsure = claim.unsure is None, data
         backoff = Backoff(until, self._pool.generator)
         args: dict[str, Any] = {"items": [[claim.id, claim.token, claim.seq, data]]}
         if w is not None:
             args["w"] = w
         while True:
-            answer = await self._pool.call("update", args, until=until, address=self._address([[claim.id]]))
+            try:
+                answer = await self._pool.call("update", args, until=until, address=self._address([[claim.id]]))
+            except BadRequest:
+                if is_new:
+                    claim.unsure = None  # any peer refuses it before it has an effect, so it is stored nowhere
+                raise
             (refusal,) = answer["results"]
             if refusal is None:
                 claim.seq += 1

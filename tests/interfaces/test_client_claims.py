@@ -14,12 +14,14 @@ from onyxq.client.held_claims import merged, narrowed, requests_of
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import (
+    BadRequest,
     BatchRefused,
     LogUnavailable,
     NotLeader,
     OnyxqError,
     Refused,
     StaleToken,
+    TooLarge,
 )
 from onyxq.wire.server import Request
 from simulation.world.network import SimulatedNetwork
@@ -235,6 +237,27 @@ async def test_an_update_of_unknown_outcome_is_sent_again_before_the_next(
         peer.intercept = None
         assert await client.update(claim, b"second") == 1
     assert [update[2:] for update in cluster.updates] == [[0, b"first"], [1, b"second"]]
+
+
+@played
+async def test_an_update_that_is_refused_as_a_whole_leaves_its_number_to_the_next(
+    cluster: FakeCluster, peer: FakePeer, client: AsyncClient
+) -> None:
+    """For example, it is too large. One of unknown outcome is kept if its repeat is refused for another reason."""
+    await client.enqueue("mail", b"x")
+    claim = (await client.claim("mail"))[0]
+    refuse_once(peer, "update", TooLarge("too large"))
+    with pytest.raises(TooLarge):
+        await client.update(claim, b"far too large")
+    assert await client.update(claim, b"small") == 0
+    peer.intercept = lambda request: request.method == "update"
+    with pytest.raises(OnyxqError):
+        await client.update(claim, b"unsure", timeout_ms=1_000)
+    refuse_once(peer, "update", BadRequest("w must be 1 to 3, not 9"))
+    with pytest.raises(BadRequest):
+        await client.update(claim, b"last", w=9)
+    assert await client.update(claim, b"last") == 2
+    assert [update[2:] for update in cluster.updates] == [[0, b"small"], [1, b"unsure"], [2, b"last"]]
 
 
 def item(counter: int, count: int, *more: Any) -> list[Any]:
