@@ -17,7 +17,7 @@ from onyxq.client.claims import Claim, ClaimBatch, Claims, pieces_of
 from onyxq.client.pool import RETRYABLE, Backoff, Group, Pool
 from onyxq.client.single import time_for
 from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, from_map
-from onyxq.core.ids import RUN_TASKS_MAX, counter_of, ids_of, partition_of, with_counter
+from onyxq.core.ids import STRETCH_TASKS, counter_of, ids_of, offset_of, partition_of, with_counter
 
 ITEMS_MAX = 1000
 """Largest number of items in one request."""
@@ -190,7 +190,7 @@ def extend(claims: Claims, lease_ms: int | None, *, sent_at: float, refused: lis
 
 
 def merged(items: list[Item]) -> list[Item]:
-    """Return the items with neighbours joined where only the id and the result differ."""
+    """Return the items with neighbours of one stretch joined where only the id and the result differ."""
     merged_items: list[Item] = []
     for item in sorted(items, key=lambda item: (item[2], item[0])):
         if merged_items and _joins(merged_items[-1], item):
@@ -208,7 +208,7 @@ def _joins(last: Item, item: Item) -> bool:
         item[0][:16] == last[0][:16]
         and counter_of(item[0]) == counter_of(last[0]) + last[1]
         and item[2] == last[2]
-        and last[1] + item[1] <= RUN_TASKS_MAX
+        and offset_of(last[0]) + last[1] + item[1] <= STRETCH_TASKS
     )
     if not follows or item[3:RESULTS] != last[3:RESULTS]:
         return False

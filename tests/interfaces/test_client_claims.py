@@ -276,6 +276,13 @@ def test_neighbouring_items_are_merged_with_their_results() -> None:
     ]
 
 
+def test_items_are_not_merged_across_the_border_of_a_stretch() -> None:
+    """A peer refuses such an item, and with it the whole transaction."""
+    items = [item(1_000, 24, None, None), item(1_024, 10, None, None)]
+    assert merged(items) == items
+    assert merged([*items, item(1_034, 1, None, None)]) == [items[0], item(1_024, 11, None, None)]
+
+
 def test_completions_that_name_their_updates_stay_apart() -> None:
     """The number belongs to one claim's updates, even if an adjacent claim has as many."""
     items = [item(0, 1, 4, None), item(1, 1, 4, None), item(2, 1, 0, [b"r"]), item(3, 1, 0, [b"r"])]
