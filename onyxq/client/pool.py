@@ -217,13 +217,13 @@ class Pool:
         with anyio.move_on_after(max(0.0, until - self.clock())):
             await search.over.wait()
         if search.found is None:
-            raise search.error or self._unreached()
+            raise self._unreached(search.error or self._failed_search)
         return search.found
 
-    def _unreached(self) -> OnyxqError:
-        """Return the error for a call whose time was over before a search was."""
-        if self._failed_search is not None:
-            return copy.copy(self._failed_search)
+    def _unreached(self, error: OnyxqError | None) -> OnyxqError:
+        """Return the error for one call: that of a failed search, or another if the call's time was over before."""
+        if error is not None:
+            return copy.copy(error)  # each call adds the ids of its own tasks
         return Unavailable(f"no peer answered in time at {', '.join(self._known)}", hint=NO_PEER)
 
     async def _find_peer(self, search: _Search) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from onyxq.client import AsyncClient, Claim, Client
 from onyxq.client.enqueues import cut_payloads, cut_with_ids
-from onyxq.client.pool import ROUTES_EVERY_S
+from onyxq.client.pool import CONNECT_TIMEOUT_MS, ROUTES_EVERY_S
 from onyxq.core.facts import task_header, unpack_task
 from onyxq.core.ids import RUN_TASKS_MAX, ids_of, make_id, partition_of
 from onyxq.core.limits import RUN_BYTES_MAX
@@ -512,6 +512,30 @@ async def test_a_call_keeps_its_time_while_no_peer_answers_and_the_search_goes_o
             assert anyio.current_time() - before <= 0.6
         assert await client.enqueue("q", b"", timeout_ms=3_000)
         assert anyio.current_time() - start < 2.5
+
+
+@played
+async def test_calls_that_fail_together_have_the_ids_of_their_own_tasks(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
+    """With the ids of another call, a repeat would count as a repeat of that call, and its tasks would be lost."""
+    peer = await cluster.start(network.host("a"), "a:1")
+
+    def die_with_two(request: Request) -> bool:
+        if len(peer.methods("enqueue")) == 2:
+            network.part(["client"], ["a"])
+            network.cut("a")
+        return True
+
+    async with client_of(network) as client:
+        await client.make_ids(1)
+        peer.intercept = die_with_two
+        limit_ms = CONNECT_TIMEOUT_MS + 40  # The search that both wait for ends just before it.
+        calls = (client.enqueue_many(queue, [b""] * 2, timeout_ms=limit_ms) for queue in ("mail", "news"))
+        mail, news = await together(*calls)
+    assert mail is not news
+    assert len(mail.ids) == len(news.ids) == 2
+    assert not set(mail.ids) & set(news.ids)
 
 
 # the blocking client
