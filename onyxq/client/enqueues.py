@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple, Unpack
 
 import anyio
@@ -53,6 +54,26 @@ class _Shipment(NamedTuple):
     runs: list[list[Any]]
 
 
+class _Payload:
+    """A payload that is sent with others."""
+
+    __slots__ = ("_made", "_place", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._made: Sequence[TaskId] = ()
+        self._place = 0
+
+    def joins(self, made: Sequence[TaskId], place: int) -> None:
+        """Record the list that gets the ids of a request, and the place of this payload in it."""
+        self._made, self._place = made, place
+
+    @property
+    def ids(self) -> tuple[TaskId, ...]:
+        """The id of the task; empty if it has none yet, and so was not sent."""
+        return tuple(self._made[self._place : self._place + 1])
+
+
 class Enqueuer:
     """Maker of ids and runs for one client."""
 
@@ -60,7 +81,7 @@ class Enqueuer:
         self._pool = pool
         self._now_ms = now_ms
         self._maker = IdMaker(now_ms, random_64)
-        self._groups: dict[Policy, Group[bytes, TaskId]] = {}
+        self._groups: dict[Policy, Group[_Payload, TaskId]] = {}
         self._singles = Singles(pool, avoid=self._keep_away)
         self._turn = pool.generator.randrange(1 << 16)
         self._avoid: dict[int, float] = {}
@@ -79,8 +100,10 @@ class Enqueuer:
         group = self._groups.get(policy)
         if group is None:
             self._groups = {kept: group for kept, group in self._groups.items() if not group.idle}
-            group = self._groups[policy] = Group(self._pool, partial(self._send_group, policy), size_max=RUN_TASKS_MAX)
-        return await group.add(payload, until=until)
+            send = partial(self._send_group, policy)
+            group = Group(self._pool, send, size_max=RUN_TASKS_MAX, ids_of=attrgetter("ids"))
+            self._groups[policy] = group
+        return await group.add(_Payload(payload), until=until)
 
     async def many(
         self,
@@ -90,8 +113,12 @@ class Enqueuer:
         until: float,
         when: When = NOW,
         ids: Sequence[bytes | str] | None = None,
+        made: list[TaskId] | None = None,
     ) -> list[TaskId]:
-        """Store tasks; return their ids in the order of the payloads. Raise the first error."""
+        """Store tasks; return their ids in the order of the payloads. Raise the first error.
+
+        ``made``: an empty list that gets fresh ids before they are sent.
+        """
         policy.check()
         check_payloads(payloads)
         given = None if ids is None else [as_id(task_id) for task_id in ids]
@@ -100,7 +127,7 @@ class Enqueuer:
                 f"ids must have one id for each of the {len(payloads)} payloads, not {len(given)}", field="ids"
             )
         await self._pool.loaded_routes(until)
-        made: list[TaskId] = []
+        made = [] if made is None else made
         shipments = self._shipments(policy.header(), payloads, given, when, made)
         try:
             await self._ship_all(shipments, policy.w, until)
@@ -179,9 +206,12 @@ class Enqueuer:
     def _keep_away(self, partition: int) -> None:
         self._avoid[partition] = self._pool.clock() + AVOID_S
 
-    async def _send_group(self, policy: Policy, payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
+    async def _send_group(self, policy: Policy, payloads: list[_Payload], until: float) -> list[TaskId | OnyxqError]:
+        made: list[TaskId] = []
+        for place, payload in enumerate(payloads):
+            payload.joins(made, place)
         try:
-            return list(await self.many(policy, payloads, until=until))
+            return list(await self.many(policy, [one.data for one in payloads], until=until, made=made))
         except RETRYABLE as error:
             return [about(error, TaskId(one)) for one in error.ids] or [error] * len(payloads)
 

@@ -408,15 +408,21 @@ class Group(Generic[Entry, Outcome]):
     A lone call never waits; under load the cost is per group.
 
     ``send(entries, until)`` makes one request of at most ``size_max`` entries and returns an outcome or an error for
-    each. An error that it raises is the outcome of all.
+    each. An error that it raises is the outcome of all. ``ids_of(entry)`` returns the ids of tasks that may be stored.
     """
 
     def __init__(
-        self, pool: Pool, send: Callable[[list[Entry], float], Awaitable[list[Outcome | OnyxqError]]], *, size_max: int
+        self,
+        pool: Pool,
+        send: Callable[[list[Entry], float], Awaitable[list[Outcome | OnyxqError]]],
+        *,
+        size_max: int,
+        ids_of: Callable[[Entry], tuple[bytes, ...]] = lambda _: (),
     ) -> None:
         self._pool = pool
         self._send = send
         self._size_max = size_max
+        self._ids_of = ids_of
         self._waiting: list[_Waiter[Entry, Outcome]] = []
         self._in_flight = 0
         self._started_at = 0.0
@@ -444,7 +450,9 @@ class Group(Generic[Entry, Outcome]):
         if isinstance(waiter.outcome, OnyxqError):
             raise waiter.outcome
         if waiter.outcome is None:
-            raise TimedOut("the request was not answered in time; it may have taken effect")
+            late = TimedOut("the request was not answered in time; it may have taken effect")
+            late.ids = self._ids_of(entry)
+            raise late
         return waiter.outcome
 
     async def _pump(self) -> None:

@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import anyio
@@ -46,6 +47,11 @@ class Single(NamedTuple):
     def run(self) -> list[Any]:
         """The task as the method ``enqueue`` takes it."""
         return [self.id, self.body] if self.at_ms is None else [self.id, self.body, self.at_ms]
+
+    @property
+    def ids(self) -> tuple[TaskId, ...]:
+        """The id of the task."""
+        return (self.id,)
 
 
 def named_by_caller(first: TaskId, when: When, policy: Policy) -> int | None:
@@ -103,7 +109,8 @@ class Singles:
         """Store a task together with others that arrive meanwhile; return the id of the stored or existing task."""
         group = self._groups.get(w)
         if group is None:
-            group = self._groups[w] = Group(self._pool, partial(self._send_group, w), size_max=GROUP_MAX)
+            send = partial(self._send_group, w)
+            group = self._groups[w] = Group(self._pool, send, size_max=GROUP_MAX, ids_of=attrgetter("ids"))
         return await group.add(single, until=until)
 
     async def _send_group(self, w: int | None, singles: list[Single], until: float) -> list[TaskId | OnyxqError]:

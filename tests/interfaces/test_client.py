@@ -514,6 +514,24 @@ async def test_a_call_keeps_its_time_while_no_peer_answers_and_the_search_goes_o
         assert anyio.current_time() - start < 2.5
 
 
+@pytest.mark.parametrize("options", [{}, {"ordering_key": "k"}])
+@played
+async def test_a_call_whose_time_ends_before_that_of_its_group_has_the_id_of_its_task(
+    peer: FakePeer, client: AsyncClient, options: dict[str, Any]
+) -> None:
+    """The task may be stored, so that a repeat needs the id."""
+    await client.make_ids(1)
+    peer.intercept = lambda request: request.method == "enqueue"
+
+    async def after(seconds: float, timeout_ms: int) -> None:
+        await anyio.sleep(seconds)
+        await client.enqueue("mail", b"x", timeout_ms=timeout_ms, **options)
+
+    found = await together(after(0, 5_000), after(0.05, 1_000), after(0.2, 5_000))
+    assert isinstance(found[1], TimedOut)
+    assert found[1].ids == (peer.arguments("enqueue")[1]["runs"][0][0],)
+
+
 @played
 async def test_calls_that_fail_together_have_the_ids_of_their_own_tasks(
     cluster: FakeCluster, network: SimulatedNetwork
