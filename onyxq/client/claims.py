@@ -95,7 +95,9 @@ class Claim:
 
     @staticmethod
     def of(task_id: bytes, token: int) -> Claim:
-        """Return a claim known only by id and token: it has no data and no known expiry."""
+        """Return a claim known only by id and token: it has no data and no known expiry. Raise `BadRequest`."""
+        if type(token) is not int:
+            raise BadRequest(f"a fencing token is a whole number, not {type(token).__name__}", field="token")
         return Claim(ClaimedRun(token=token, first=task_id), 0)
 
     @property

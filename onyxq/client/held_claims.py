@@ -153,7 +153,10 @@ class Holder:
 
 
 def completion_items(claims: Claims, result: bytes | None, results: list[bytes | None] | None) -> list[Item]:
-    """Return the items of ``complete``, with one result for each claim or the same for all."""
+    """Return the items of ``complete``, with one result for each claim or the same for all; raise `BadRequest`."""
+    for one in (result,) if results is None else results:
+        if one is not None and not _is_data(one):
+            raise BadRequest(f"a result is bytes or None, not {type(one).__name__}", field="result")
     pieces = pieces_of(claims)
     if results is not None and len(results) != sum(piece.size for piece in pieces):
         raise BadRequest(f"{len(results)} results for {sum(piece.size for piece in pieces)} claims", field="results")
@@ -165,6 +168,10 @@ def completion_items(claims: Claims, result: bytes | None, results: list[bytes |
         start += piece.size
         items.append([*piece.item, piece.seq, part])
     return items
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, (bytes, bytearray, memoryview))
 
 
 def items_of(claims: Claims, *more: Any) -> list[Item]:

@@ -12,10 +12,12 @@ from typing import Any, Final, NamedTuple, TypedDict, cast, get_args
 from onyxq.client.values import as_id, wrong
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import (
+    BACKOFF_MS_MAX,
     DEPENDS_MAX,
     NAME_CHARACTERS_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
+    RETRIES_MAX,
     TIME_MS_MAX,
     UNIQUE_PERIOD_MS_MAX,
     Fate,
@@ -178,10 +180,11 @@ class Policy(NamedTuple):
             check_writable(queue, "queue")
         if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise wrong("priority", f"a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}", priority)
-        if retries is not OF_QUEUE and retries is not None and (type(retries) is not int or retries < 0):
-            raise wrong("retries", "a whole number, 0 or more, or None for no limit", retries)
-        if backoff_ms is not None and (type(backoff_ms) is not int or backoff_ms < 0):
-            raise wrong("backoff_ms", "a whole number of milliseconds, 0 or more", backoff_ms)
+        limited = retries is not OF_QUEUE and retries is not None
+        if limited and (type(retries) is not int or not 0 <= retries <= RETRIES_MAX):
+            raise wrong("retries", f"a whole number from 0 to {RETRIES_MAX}, or None for no limit", retries)
+        if backoff_ms is not None and (type(backoff_ms) is not int or not 0 <= backoff_ms <= BACKOFF_MS_MAX):
+            raise wrong("backoff_ms", f"a whole number of milliseconds from 0 to {BACKOFF_MS_MAX}", backoff_ms)
         if form not in ("bytes", "json"):
             raise wrong("format", "bytes or json", form)
         if relations != _NONE:

@@ -209,6 +209,22 @@ async def test_a_claim_known_by_id_and_token_is_enough(cluster: FakeCluster, net
 
 
 @played
+async def test_a_value_of_a_wrong_type_ends_its_own_call_only(cluster: FakeCluster, client: AsyncClient) -> None:
+    """Calls leave together, and a request that cannot be made would end the client, with all its other calls."""
+    await client.enqueue_many("mail", [b"x"] * 2)
+    first, second = await client.claim("mail", max=2)
+    wrong: Any = 5
+    for given in ({"result": wrong}, {"results": [wrong]}):
+        with pytest.raises(BadRequest, match="bytes or None, not int"):
+            await client.complete(first, **given)
+    wrong = str(first.token)
+    with pytest.raises(BadRequest, match="whole number, not str"):
+        Claim.of(first.id, wrong)
+    await client.complete(second, b"done")
+    assert cluster.outcomes == {second.id: b"done"}
+
+
+@played
 async def test_updates_of_a_claim_are_numbered_from_zero(
     cluster: FakeCluster, network: SimulatedNetwork, peer: FakePeer
 ) -> None:

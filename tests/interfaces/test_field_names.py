@@ -36,7 +36,7 @@ def test_a_field_is_named_once(field: str | None, message: str, named: str) -> N
     [
         ({"delay_ms": -5}, "delay_ms must be a whole number of milliseconds, 0 or more, not -5"),
         ({"priority": 1.5}, "priority must be a whole number from -2147483648 to 2147483647, not 1.5"),
-        ({"retries": "x"}, "retries must be a whole number, 0 or more, or None for no limit, not 'x'"),
+        ({"retries": "x"}, "retries must be a whole number from 0 to 1000000, or None for no limit, not 'x'"),
         ({"on_dependency_failed": "hope"}, "on_dependency_failed must be one of fail, cancel, run, not 'hope'"),
         (
             {"expires_ms": "1" * 200},
