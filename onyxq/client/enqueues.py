@@ -36,7 +36,7 @@ from onyxq.core.ids import (
     partition_of,
     with_counter,
 )
-from onyxq.core.limits import RUN_BYTES_MAX
+from onyxq.core.limits import RUN_BYTES_MAX, TIME_MS_MAX
 from onyxq.system.durations import Milliseconds, Timeout
 from onyxq.system.tracing import enqueuing
 
@@ -186,11 +186,13 @@ class Enqueuer:
         return [run for run, _ in failed]
 
     def _run(self, count: int, when: When, partition: int | None = None) -> Run:
-        """Return fresh ids that are due by the clock of their leader, not of this machine."""
+        """Return fresh ids that are due by the clock of their leader, not of this machine; raise `BadRequest`."""
         if partition is None:
             partition = self._choose_partition()
         now_ms, base_ms = self._pool.now_ms(partition) or (self._now_ms(),) * 2
         due_ms = when.due_ms(base_ms) if when != NOW else 0
+        if due_ms > TIME_MS_MAX:
+            raise BadRequest("delay_ms leads beyond the latest possible time", field="delay_ms")
         return self._maker.run(partition, count, due_ms=due_ms, now_ms=now_ms)
 
     def _single(self, policy: Policy, payload: bytes, task_id: bytes | str | None, when: When) -> Single:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -195,6 +196,7 @@ async def test_nothing_more_of_a_key_is_sent_once_one_was_not_stored(network: Si
         ({"backoff_ms": -1}, "backoff_ms"),
         ({"backoff_ms": 1 << 64}, "backoff_ms"),
         ({"delay_ms": -1}, "delay_ms"),
+        ({"delay_ms": timedelta.max}, "delay_ms"),
         ({"delay_ms": 1, "at_ms": 1}, "delay_ms"),
         ({"at_ms": -1}, "at_ms"),
         ({"priority": 1 << 31}, "priority"),
