@@ -128,6 +128,8 @@ class Pool:
         self._coordinator: Connection | None = None
         self._last_found: Connection | None = None
         """Coordinator that the last search found. It may be given up while it is open."""
+        self._watched: set[Connection] = set()
+        """Open connections that are or were the coordinator. The end of each refreshes the routes."""
         self._open: dict[str, Connection] = {}
         self._clocks: dict[str, tuple[int, float]] = {}
         """Wall clock of each peer that reported it, and the monotonic second at which the report arrived."""
@@ -235,7 +237,9 @@ class Pool:
             if lost:
                 self.reconnection.set()
                 self.reconnection = anyio.Event()
-            self.spawner.start_soon(self._refresh_behind, found)
+            if found not in self._watched:
+                self._watched.add(found)
+                self.spawner.start_soon(self._refresh_behind, found)
             self.refresh_soon()
         except OnyxqError as error:
             search.error = self._failed_search = error
@@ -287,6 +291,7 @@ class Pool:
     async def _refresh_behind(self, coordinator: Connection) -> None:
         """Refresh the routes when the coordinator's connection closes: peers may come back at other addresses."""
         await coordinator.closed.wait()
+        self._watched.discard(coordinator)
         self.refresh_soon()
 
     def refresh_soon(self) -> None:
