@@ -73,6 +73,8 @@ class TcpNetwork:
                 stream = await self._connect(host, port)
         except (OSError, anyio.ConnectionFailed, anyio.BrokenResourceError, anyio.EndOfStream) as error:
             raise Unavailable(f"cannot connect to {address}: {error or 'no answer in time'}") from None
+        except UnicodeError as error:
+            raise BadRequest(f"{host!r} is not a host name: {error}", field="address") from None
         _tune(stream)
         return stream
 
