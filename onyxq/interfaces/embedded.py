@@ -88,8 +88,8 @@ class Embedded(Client):
         )
         async with cluster:
             self._served = cluster.nodes[0].addresses
+            self._client = AsyncClient(cluster.addresses, timeout_ms=self._timeout_ms, network=self._network)
             if self._listen is not None:
-                self._client = AsyncClient(cluster.addresses, timeout_ms=self._timeout_ms, network=self._network)
                 note = _Note(os.getpid(), cluster.addresses[0])
                 write_durably(Path(self._path) / NOTE, msgspec.json.encode(note))
             try:

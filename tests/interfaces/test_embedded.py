@@ -44,6 +44,15 @@ def test_queues_and_the_task_store_are_there_again_when_it_is_opened_again(tmp_p
         assert (error.owned, error.deletes, error.depends, error.changes) == ([held.id], [1], [2], [])
 
 
+def test_one_that_was_closed_can_be_opened_again(tmp_path: Path) -> None:
+    """Its node then has another address."""
+    opened = onyxq.open(tmp_path / "kept", timeout_ms="5s")
+    task = opened.enqueue("mail", b"hello")
+    opened.close()
+    with opened:
+        assert opened.get(task).data == b"hello"
+
+
 def test_threads_share_it(tmp_path: Path) -> None:
     """Each task is claimed by one of them."""
     taken: list[StoredTask | None] = []
