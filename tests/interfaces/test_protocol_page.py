@@ -12,6 +12,8 @@ import pytest
 from attrs import fields_dict
 from msgspec import inspect
 
+from onyxq.client.pool import RETRYABLE
+from onyxq.core.errors import BY_CODE
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.limits import RUN_BYTES_MAX, Member, members
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
@@ -238,6 +240,13 @@ def test_limits_are_those_of_the_code() -> None:
     assert f"{RUN_BYTES_MAX:,}" in PAGE and f"{TASK_BYTES_MAX:,}" in PAGE
     assert f'["onyxq", {protocol.VERSION}, {{...}}]' in PAGE
     assert protocol.CANCEL in PAGE and protocol.PING in PAGE
+
+
+def test_the_temporary_codes_are_those_after_which_clients_repeat() -> None:
+    """A client that gave up after one of them would lose what a repeat saves. A damaged log ends its peer."""
+    text = PAGE.split("codes are temporary", 1)[1].split("\n\n", 1)[0]
+    repeated = {code for code, error in BY_CODE.items() if issubclass(error, RETRYABLE)}
+    assert set(re.findall("``([a-z_]+)``", text)) == repeated - {"log_damaged"}
 
 
 def test_the_hello_has_the_members_that_are_told() -> None:
