@@ -44,7 +44,7 @@ from onyxq.wire.tcp import split_address
 
 ADDRESS = "127.0.0.1:7400"
 TIMEOUT_MS = 30_000
-SLOW = ("gc", "leave")
+SLOW = ("gc", "leave", "dead.requeue", "dead.discard")
 """Methods whose answer may take the whole timeout."""
 
 Ids = list[TaskId]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 
 from onyxq.client import OF_QUEUE, AsyncClient
@@ -249,6 +250,29 @@ async def test_dead_letters_are_changed_by_ids_or_by_a_filter(network: Simulated
         with pytest.raises(BadRequest):
             await client.requeue_dead([SOME], queue="a")
     assert peer.arguments("dead.requeue") == [{"queue": "a", "where": "x"}, {"ids": [SOME, OTHER]}]
+
+
+@pytest.mark.parametrize("change", [AsyncClient.requeue_dead, AsyncClient.discard_dead])
+@played
+async def test_many_dead_letters_are_changed_by_one_request(
+    peer: FakePeer, client: AsyncClient, change: Callable[..., Any]
+) -> None:
+    """If the request were cut off and repeated, the number would lack those that were changed before."""
+    left = [90_000]
+
+    async def answer(request: Request) -> None:
+        await anyio.sleep(20)
+        request.reply({"count": left.pop() if left else 0})
+
+    def intercept(request: Request) -> bool:
+        if not request.method.startswith("dead."):
+            return False
+        group.start_soon(answer, request)
+        return True
+
+    async with anyio.create_task_group() as group:
+        peer.intercept = intercept
+        assert await change(client, queue="a") == 90_000
 
 
 def task_answer(task_id: bytes, **more: Any) -> dict[str, Any]:
