@@ -20,7 +20,7 @@ from anyio.abc import ByteStream
 
 from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut
 from onyxq.wire.bounds import Bounds
-from onyxq.wire.connection import BREAKS, RECEIVE_BYTES, Outlet
+from onyxq.wire.connection import BREAKS, RECEIVE_BYTES, UNSENT_BYTES_MAX, Outlet
 from onyxq.wire.protocol import (
     ANSWER_BYTES_MAX,
     CANCEL,
@@ -164,6 +164,8 @@ class _Exchange:
                 self._take(message, size)
                 if self._is_full():
                     await self._room()
+                if self.outlet.unsent >= UNSENT_BYTES_MAX:
+                    await self.outlet.room()
             await self.outlet.room()
             if self.peer.role != "peer" and (self.decoder.waiting or self._partial):
                 self.decoder.feed(await self._receive_rest(begins=whole))

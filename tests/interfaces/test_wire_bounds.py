@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from onyxq.errors import Forbidden
 from onyxq.operations.table.everything import decoded
 from onyxq.wire import bounds as bounds_module
+from onyxq.wire import connection as connection_module
+from onyxq.wire import server as server_module
 from onyxq.wire.bounds import OWNER, PARTIAL_BYTES_FREE, Bounds
 from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Hello, encode
 from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Admit, Dispatch, Request, serve
@@ -360,6 +362,25 @@ def of_numbers(method: str, field: str, count: int) -> bytes:
     """Return a frame with a list of zeros, one byte each."""
     head = b"\x93\x01" + msgpack.packb(method) + b"\x81" + msgpack.packb(field) + b"\xdd" + count.to_bytes(4, "big")
     return (len(head) + count).to_bytes(4, "little") + head + bytes(count)
+
+
+def test_a_client_that_reads_no_answers_is_served_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its requests may have arrived together, and each answer may be far larger than its request."""
+    for module in (connection_module, server_module):
+        monkeypatch.setattr(module, "UNSENT_BYTES_MAX", 100_000)
+    asked: list[Request] = []
+
+    def answer(request: Request) -> None:
+        asked.append(request)
+        request.reply(bytes(10_000))
+
+    async def body(opened: Open) -> None:
+        caller = await opened(HELLO + b"".join(encode([number, "x", {}]) for number in range(1, 1_001)))
+        await anyio.sleep(1)
+        assert len(asked) < 200
+        assert len(await caller.said(1_001)) == 1_001
+
+    served(Bounds(), body, dispatch=answer)
 
 
 def test_a_message_of_too_many_values_is_refused_before_it_is_decoded() -> None:
