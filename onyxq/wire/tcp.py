@@ -20,7 +20,16 @@ BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 5.0
 ACCEPT_PAUSE_S = 0.1
 """Pause in seconds after an accept failed because descriptors or memory ran out."""
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ENDED_BEFORE = tuple(
+    getattr(errno, name)
+    for name in (
+        *("EPERM", "ECONNABORTED", "ECONNRESET", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET"),
+        *("EHOSTUNREACH", "EOPNOTSUPP", "ENETUNREACH", "ETIMEDOUT"),
+    )
+    if hasattr(errno, name)
+)
+"""Errors of accept that are about one connection only, such as those of its network; see accept(2)."""
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +140,14 @@ async def _accept(listener: SocketListener, handler: Handler) -> None:
                 stream = await listener.accept()
             except (OSError, anyio.BrokenResourceError) as error:
                 cause = error if isinstance(error, OSError) else error.__cause__
-                if not isinstance(cause, OSError) or cause.errno not in _PASSING:
+                number = cause.errno if isinstance(cause, OSError) else None
+                if number in _EXHAUSTED:
+                    log.warning("cannot accept a connection now: %s", cause)
+                    await anyio.sleep(ACCEPT_PAUSE_S)
+                elif number in _ENDED_BEFORE:
+                    log.info("a connection ended before it was accepted: %s", cause)
+                else:
                     raise
-                log.warning("cannot accept a connection now: %s", cause)
-                await anyio.sleep(ACCEPT_PAUSE_S)
                 continue
             group.start_soon(_handle, stream, handler)
 

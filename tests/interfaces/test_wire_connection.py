@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from anyio.abc import ByteStream
 
 from onyxq.errors import BadRequest, NotFound, OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
 from onyxq.wire import connection as connection_module
+from onyxq.wire import tcp
 from onyxq.wire.background import Background
 from onyxq.wire.connection import CALLS_MAX, SEND_BYTES_MAX, STALL_S, Connection, Outlet
 from onyxq.wire.network import Network
@@ -475,6 +477,28 @@ def test_tcp_carries_calls_on_a_free_port(backend: str) -> None:
             group.cancel_scope.cancel()
 
     anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EPERM])
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_server(number: int) -> None:
+    """Linux reports what happened to a waiting connection, and what its firewall refused, when it is accepted."""
+    tries: list[float] = []
+
+    class Listener:
+        async def accept(self) -> Any:
+            tries.append(anyio.current_time())
+            if len(tries) > 2:
+                await anyio.sleep_forever()
+            await anyio.lowlevel.checkpoint()
+            raise anyio.BrokenResourceError from OSError(number, "as the system calls it")
+
+    async def scenario(_: FakeCluster, __: SimulatedNetwork) -> None:
+        listener: Any = Listener()
+        with anyio.move_on_after(1):
+            await tcp._accept(listener, anyio.sleep)
+
+    play(scenario)
+    assert len(tries) == 3
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "a:", ":1", "a:99999", "a:-1", "a:x"])
