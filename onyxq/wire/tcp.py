@@ -158,6 +158,9 @@ async def _handle(stream: SocketStream, handler: Handler) -> None:
         await handler(stream)
     except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream) as error:
         log.info("a connection ended: %r", error)
+    except Exception:
+        # A bug in one connection must not end the node's other work.
+        log.exception("a connection failed unexpectedly")
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(stream)

@@ -479,6 +479,33 @@ def test_tcp_carries_calls_on_a_free_port(backend: str) -> None:
     anyio.run(main, backend=backend)
 
 
+@BACKENDS
+def test_a_bug_in_one_connection_does_not_end_the_server(backend: str) -> None:
+    """The connection ends, and the next one is served."""
+    served: list[ByteStream] = []
+
+    async def handler(stream: ByteStream) -> None:
+        served.append(stream)
+        if len(served) == 1:
+            raise KeyError("a bug")
+        await serve(stream, hello=Hello(), dispatch=echo)
+
+    async def main() -> None:
+        network = TcpNetwork()
+        async with anyio.create_task_group() as group:
+            address = await group.start(
+                lambda task_status: network.serve("127.0.0.1:0", handler, task_status=task_status)
+            )
+            with pytest.raises(Unavailable):
+                async with opened(network, address, hello=Hello()):
+                    pass
+            async with opened(network, address, hello=Hello()) as connection:
+                assert await connection.call("x", {"a": 1}) == {"a": 1}
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EPERM])
 def test_a_connection_that_cannot_be_accepted_does_not_end_the_server(number: int) -> None:
     """Linux reports what happened to a waiting connection, and what its firewall refused, when it is accepted."""
