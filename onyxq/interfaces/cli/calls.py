@@ -84,14 +84,14 @@ def _value(text: str) -> Any:
     """Return the JSON that a word is, else the word itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
 def _from_json(data: str) -> tuple[list[Any], dict[str, Any]]:
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"data is not JSON: {error}", field="data") from None
     if isinstance(found, dict):
         return [], found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from onyxq.core.errors import BadRequest, NotFound, OnyxqError, Unknown, from_map
 from onyxq.core.facts import pack_task, partition_of_keys, unpack_task
@@ -22,6 +23,9 @@ from onyxq.system.durations import is_duration, milliseconds
 if TYPE_CHECKING:
     from onyxq.client import Client
     from onyxq.history.parquet.reader import ArchivedTask
+
+NESTED_MAX = 200
+"""Most levels of lists and objects in data that is printed as JSON. Deeper data is printed as base64."""
 
 
 def task_enqueue(context: Context) -> None:
@@ -300,12 +304,40 @@ def member(name: str, data: bytes | None, form: str = "") -> dict[str, Any]:
     """Return ``{name: value}`` for JSON, else ``{name_base64: text}``. Only data has a format, results have none."""
     if data is None:
         return {name: None}
-    try:
-        if form != "bytes":
-            return {name: json.loads(data)}
-    except ValueError:
-        pass  # Results and updates may be any bytes.
+    if form != "bytes":
+        try:
+            return {name: _decoded(data)}
+        except (ValueError, RecursionError):
+            pass  # A task's data may be no JSON in spite of its format, and results and updates may be any bytes.
     return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _decoded(data: bytes) -> Any:
+    """Return the value of JSON; raises `ValueError` for what is not JSON, or cannot be printed as JSON again."""
+    value = json_in(data.decode())  # of bytes, `json` would accept UTF-16 too
+    level = [value]
+    for _ in range(NESTED_MAX + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [item for items in inner for item in items]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def json_in(text: str) -> Any:
+    """Return the value of a JSON text; raises `ValueError`, also for NaN and infinity, and `RecursionError`."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is beyond the range of a double")
+    return number
 
 
 def _settle(context: Context, method: str, details: Any) -> None:
@@ -359,13 +391,17 @@ def payload_given(context: Context) -> tuple[bytes, str]:
 
 def _json_bytes(text: str, *, field: str) -> bytes:
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = json_in(text)
+        written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
         hint = 'Write names in double quotes, and all of it in single ones for the shell: \'{"to": "ann"}\'.'
         if text[:1] not in ("{", "["):
             hint = f"Quote a text twice for the shell: '\"{text}\"'."
         raise BadRequest(f"{field} is not JSON: {error}", field=field, hint=hint) from None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        return written.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()  # half a surrogate pair is legal as an escape only
 
 
 def _due_ms(context: Context, now_ms: int) -> int:

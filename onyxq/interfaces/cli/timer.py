@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import Any
 
 from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.operations import show
+from onyxq.interfaces.cli.tasks import json_in
 from onyxq.operations.table.operation import converted
 from onyxq.operations.table.timer import GET_TIMER, TimerView
 from onyxq.system.durations import milliseconds
@@ -46,6 +46,6 @@ def _data(context: Context) -> Any:
     if args.data is None:
         return args.text
     try:
-        return json.loads(args.data)
-    except ValueError as error:
+        return json_in(args.data)
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"data is not JSON: {error}", field="data", hint="Send text with --text.") from None

@@ -1,0 +1,44 @@
+"""Answers of commands that would be wrong, or a traceback, for unusual data, limits and readers."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.output import Output
+from onyxq.interfaces.cli.tasks import member
+
+NOWHERE = ("--connect", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 100_000 + b"]" * 100_000, b"[" * 500 + b"]" * 500, b'{"x": NaN}', b"-Infinity", b"1e999", b"1\x002\x00"],
+    ids=["too deep to be read", "too deep to be printed", "NaN", "infinity", "too large a number", "UTF-16"],
+)
+def test_data_that_json_cannot_show_is_printed_as_base64(data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """Strangers enqueue it, and workers return it: a command prints it, and prints nothing that is not JSON."""
+    out = Output(as_json=True, environment={})
+    out.document({"claims": [{"task": member("data", data, "json")}]})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"claims": [{"task": {"data_base64": base64.b64encode(data).decode()}}]}
+
+
+@pytest.mark.parametrize(
+    "data", [b"[" * 200 + b"]" * 200, b'{"x": [0.5, null, "\xc3\xa4"]}', b"12"], ids=["deep", "mixed", "number"]
+)
+def test_data_that_is_json_is_printed_as_its_value(data: bytes) -> None:
+    """It may be nested."""
+    assert member("data", data, "json") == {"data": json.loads(data)}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "NaN", "[1e999]", "ann"], ids=["too deep", "NaN", "too large", "word"])
+@pytest.mark.parametrize(
+    "words", [("task", "enqueue", "q", "--data"), ("timer", "add", "--in", "1s", "--uri", "http://a/", "--data")]
+)
+def test_data_that_is_not_json_exits_with_2(words: tuple[str, ...], text: str) -> None:
+    """It is refused before a peer is asked."""
+    assert run([*words, text, *NOWHERE]) == 2
