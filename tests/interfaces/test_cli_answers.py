@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from onyxq.core.limits import TIME_MS_MAX
+from onyxq.interfaces.cli.context import clock
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.tasks import member
@@ -42,3 +44,9 @@ def test_data_that_is_json_is_printed_as_its_value(data: bytes) -> None:
 def test_data_that_is_not_json_exits_with_2(words: tuple[str, ...], text: str) -> None:
     """It is refused before a peer is asked."""
     assert run([*words, text, *NOWHERE]) == 2
+
+
+@pytest.mark.parametrize("ms", [253_402_300_800_000, TIME_MS_MAX])
+def test_a_time_that_no_calendar_here_has_is_printed_in_milliseconds(ms: int) -> None:
+    """A task may be due, or expire, after the year 9999. It must not end the list that it is in."""
+    assert clock(ms) == f"{ms} ms"

@@ -186,10 +186,13 @@ def moment(text: str, *, field: str) -> int:
 
 
 def clock(ms: int | None) -> str:
-    """Return a local time to the second, with its offset from UTC; empty for None."""
+    """Return a local time to the second, with its offset from UTC; empty for None, and ms from the year 10000 on."""
     if ms is None:
         return ""
-    local = datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+    try:
+        local = datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        local = f"{ms} ms"
     return Timed(local, ago(ms, round(time.time() * 1000)))
 
 
