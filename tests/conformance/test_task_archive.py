@@ -351,6 +351,12 @@ def test_a_wrong_directory_is_named(tmp_path: Path) -> None:
         find([tmp_path], task_id())
 
 
+def test_an_id_of_a_time_without_a_day_is_in_no_archive(tmp_path: Path) -> None:
+    """Ids may hold times after the year 9999. Directories cannot."""
+    (tmp_path / "tasks").mkdir()
+    assert find([tmp_path], TaskId(b"\xff" * 20)) is None
+
+
 async def one_archived(tmp_path: Path) -> TaskId:
     """Return the id of a completed task in an archive of its own."""
     first = task_id()

@@ -22,6 +22,8 @@ NAME_BYTES_MAX = 200
 A longer queue name is cut and ends in a digest.
 """
 SUFFIX = ".parquet"
+FAR_MS = 253_402_300_800_000
+"""Beginning of the year 10000, from which no day has a name."""
 _KEPT = re.compile(r"[A-Za-z0-9_.-]")
 _NAME = re.compile(r"(\d{5})-(\d{15})-(\d{15})-[0-9a-f]{16}\.parquet")
 

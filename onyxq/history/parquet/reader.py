@@ -16,7 +16,7 @@ from attrs import frozen
 from onyxq.core.errors import Corrupt, NotFound, OnyxqError
 from onyxq.core.ids import TaskId, ms_of
 from onyxq.history.attempts import Attempt, shown
-from onyxq.history.parquet.layout import day_of, named
+from onyxq.history.parquet.layout import FAR_MS, day_of, named
 from onyxq.history.parquet.schema import CLAIMS, TASKS, UPDATES, pyarrow, queue_in, schema_of
 from onyxq.system.directories import open_regular
 
@@ -73,6 +73,8 @@ def check_archives(directories: Sequence[Path]) -> None:
 
 def _rows(directories: Sequence[Path], table: str, task_id: TaskId) -> Iterator[Found]:
     """Yield the rows about a task in the files of a table."""
+    if ms_of(task_id) >= FAR_MS:
+        return
     hexed = task_id.hex()
     for directory in directories:
         for file in sorted((directory / table).glob(f"queue=*/day={day_of(ms_of(task_id))}/*.parquet")):

@@ -18,12 +18,12 @@ from onyxq.history import dump
 from onyxq.history.archive import Part, Range, best, groups, joined, parts
 from onyxq.history.dump import Dump
 from onyxq.history.live_log import Call, live
-from onyxq.history.parquet.layout import day_of
+from onyxq.history.parquet.layout import FAR_MS, day_of
 from onyxq.history.parquet.records import FILE_NAME, reached, rows_of
 from onyxq.history.parquet.schema import RECORDS, pyarrow
 from onyxq.history.replay import replay
 from onyxq.history.tables.columns import ENTRIES, fitted, table_of
-from onyxq.history.tables.selection import FAR_MS, Selection
+from onyxq.history.tables.selection import Selection
 
 CHUNK_ROWS = 10_000
 

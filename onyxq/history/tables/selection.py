@@ -9,8 +9,6 @@ from onyxq.core.limits import TIME_MS_MAX
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 FINISHED = frozenset(STATES[4:])
 """States of tasks that archives may hold."""
-FAR_MS = 253_402_300_800_000
-"""Beginning of the year 10000, from which no day has a name."""
 
 
 @frozen(kw_only=True)

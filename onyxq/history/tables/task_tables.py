@@ -20,12 +20,12 @@ from onyxq.core.ids import ms_of
 from onyxq.core.limits import TIME_MS_MAX
 from onyxq.history.attempts import Attempt, attempts_of
 from onyxq.history.live_log import Call
-from onyxq.history.parquet.layout import day_of, encoded, named
+from onyxq.history.parquet.layout import FAR_MS, day_of, encoded, named
 from onyxq.history.parquet.reader import check_archives, rows_in
 from onyxq.history.parquet.schema import TASKS as ARCHIVED_TASKS
 from onyxq.history.parquet.schema import pyarrow
 from onyxq.history.tables.columns import ARCHIVED, ATTEMPTS, CLAIMS, TASKS, Row, fitted, newest, table_of
-from onyxq.history.tables.selection import FAR_MS, FINISHED, Selection
+from onyxq.history.tables.selection import FINISHED, Selection
 
 PAGE_TASKS = 1_000
 CHUNK_TASKS = 10_000
