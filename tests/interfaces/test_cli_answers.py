@@ -8,7 +8,7 @@ import json
 import pytest
 
 from onyxq.core.limits import TIME_MS_MAX
-from onyxq.interfaces.cli.context import clock
+from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.tasks import member
@@ -50,3 +50,15 @@ def test_data_that_is_not_json_exits_with_2(words: tuple[str, ...], text: str) -
 def test_a_time_that_no_calendar_here_has_is_printed_in_milliseconds(ms: int) -> None:
     """A task may be due, or expire, after the year 9999. It must not end the list that it is in."""
     assert clock(ms) == f"{ms} ms"
+
+
+def test_dead_letters_that_may_be_left_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One request changes a limited number, although the command says all."""
+    monkeypatch.setattr(Context, "call", lambda *_: {"count": 100_000, "more": True})
+    assert run(["dead", "requeue", "--all"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "requeued: 100000\n" and "repeat the command" in said.err
+    assert run(["dead", "discard", "--all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"count": 100_000, "more": True}

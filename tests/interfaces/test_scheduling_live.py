@@ -187,6 +187,15 @@ def test_dead_letters_are_found_by_queue_and_error_and_run_again(client: Client,
         client.requeue_dead([ids[0]])
 
 
+def test_a_request_tells_whether_it_left_dead_letters(client: Client, queue: str) -> None:
+    """It changes a limited number."""
+    for _ in range(3):
+        died(client, queue, "no host")
+    assert client.call("dead.requeue", {"queue": queue, "limit": 2}) == {"count": 2, "more": True}
+    assert client.call("dead.requeue", {"queue": queue, "limit": 2}) == {"count": 1}
+    assert len(worked(client, queue, 3)) == 3
+
+
 def test_lists_go_on_over_all_tasks(client: Client, queue: str) -> None:
     """They continue page after page, in id order."""
     ids = client.enqueue_many(queue, [b""] * 1_100)

@@ -37,7 +37,9 @@ def _change(context: Context, method: str, done: str) -> None:
         _change_named(context, method, done)
         return
     answer = context.call(method, {**filters, "all": bool(args.all)})
-    context.out.result({"count": answer["count"]}, f"{done}: {answer['count']}")
+    context.out.result(answer, f"{done}: {answer['count']}")
+    if answer.get("more"):
+        context.out.note("there may be more: one request changes a limited number, so repeat the command")
 
 
 def task_retry(context: Context) -> None:

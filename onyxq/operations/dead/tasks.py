@@ -75,6 +75,7 @@ class DeadLetters:
         wanted: dict[str, Any] = {"queue": args.queue, "where": args.where, "after": None, "views": False}
         wanted["newest_first"] = False
         count, left = 0, args.limit
+        after: TaskId | None = None
         while left > 0:
             page = wanted | {"limit": min(left, PAGE)}
             found, after = await gather(self._listed, page)
@@ -84,7 +85,7 @@ class DeadLetters:
             if after is None:
                 break
             wanted["after"] = after
-        return DeadResults(count=count)
+        return DeadResults(count=count, more=after is not None)
 
     async def _look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
         """Look for dead letters of partitions led from here: ids, or with ``views`` tasks."""

@@ -207,6 +207,7 @@ class DeadResults(Result, omit_defaults=True):
 
     count: int
     results: list[TaskResult] | None = None
+    more: Annotated[bool, Meta(description="Whether dead letters may be left, because the limit was reached.")] = False
 
 
 class GetTask(Args):
