@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,3 +64,24 @@ def test_dead_letters_that_may_be_left_are_told_of(
     assert said.out == "requeued: 100000\n" and "repeat the command" in said.err
     assert run(["dead", "discard", "--all", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"count": 100_000, "more": True}
+
+
+@pytest.mark.parametrize(("ends_s", "code"), [(1.95, 0), (2.1, 6)])
+def test_a_wait_lasts_as_long_as_its_limit(ends_s: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between two looks at the task grow. The last one ends at the limit, neither after nor before it."""
+    now = [0.0]
+
+    class Peer:
+        def call(self, *_: object) -> dict[str, object]:
+            state = "completed" if now[0] >= ends_s else "claimed"
+            about = {"id": bytes(20), "queue": "q", "state": state, "error": None, "updates": 0, "depends": []}
+            return about | {"data": b"1", "format": "json", "result": None, "callback": None}
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(Peer()))
+    clocks = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("onyxq.interfaces.cli.live.time", clocks)
+    assert run(["task", "wait", "00" * 20, "--timeout", "2s"]) == code
+    assert now[0] <= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -132,14 +133,15 @@ def ended(context: Context, client: Client, task_id: bytes, until: float | None)
         if task["state"] in FINISHED:
             _print_outcome(context, task)
             return task
-        if until is not None and time.monotonic() + pause_s > until:
+        left_s = math.inf if until is None else until - time.monotonic()
+        if left_s <= 0:
             raise TimedOut(f"task {task_id.hex()} is {task['state']} after {context.args.timeout}", field="timeout")
         done = total = None
         if task["updates"] > updates:
             updates = task["updates"]
             said, done, total = _progress(client, task_id)
         context.out.progress(f"{task_id.hex()} {task['state']}{said}", done, total)
-        time.sleep(pause_s)
+        time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
 
