@@ -16,13 +16,17 @@ from onyxq.core.log.record import decode_record
 from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest
 from onyxq.history.archive import Part
-from onyxq.history.dump import Dump
+from onyxq.history.dump import Dump, write
 from onyxq.history.parquet import records
 from onyxq.history.parquet.records import RecordWriter, Written, covered, write_records
 from onyxq.history.parquet.schema import RECORDS
 from onyxq.history.replay import steps
+from onyxq.history.tables.columns import ENTRIES
+from onyxq.history.tables.selection import Selection
+from onyxq.history.tables.sources import Sources
 from tests.entries.generated import generated_world
 from tests.entries.world import World as Generated
+from tests.interfaces.history_files import archived
 from tests.interfaces.timetravel_world import Line, World, started
 
 DAY_MS = 86_400_000
@@ -105,6 +109,20 @@ def test_files_are_cut_by_day_and_by_size(world: Generated, tmp_path: Path, monk
         first, last = map(int, file.stem.split("-"))
         positions = {row["position"] for row in dataset.dataset(file).to_table().to_pylist()}
         assert positions == set(range(first, last + 1))
+
+
+def test_a_query_reads_a_dump_to_its_end_beside_an_archive(world: Generated, tmp_path: Path) -> None:
+    """Each entry comes once, although the archive of the log starts later, within the records that have a table."""
+    written([whole(world)], tmp_path / "table", until=50)
+    archived(world, tmp_path / "log", 30, 80, origin=world.replicas[31])
+    write(tmp_path / "dump", Dump("main", None, world.records))
+    sources = Sources(records=(tmp_path / "table",), logs=(tmp_path / "log",), dumps=(tmp_path / "dump",))
+    found: list[tuple[Any, ...]] = []
+    for share in sources.shares(None, ENTRIES, Selection()):
+        for rows in sources.read(None, ENTRIES, share, Selection()):
+            found += zip(*(rows[name].to_pylist() for name in ("position", "index")), strict=True)
+    assert len(found) == len(set(found)) == len(expected(world))
+    assert {position for position, _ in found} == set(range(300))
 
 
 def test_a_hole_in_history_stays_one(world: Generated, tmp_path: Path) -> None:

@@ -130,16 +130,22 @@ def _read_file(share: RecordFile) -> Iterator[Any]:
 def _replayed(call: Call | None, share: Replay) -> Iterator[tuple[Any, ...]]:
     held = list(share.held)
     pieces: list[Part] = [*([] if call is None else [live(call)]), *parts(share.logs)]
-    history: list[Dump] = [*map(dump.read, share.dumps), *groups(pieces)]
-    for one in history:
+    for one in map(dump.read, share.dumps):
+        yield from _others(one, held)
+    for one in groups(pieces):
         after = reached(held, one.start.position)
         if after > one.start.position:
             one = best(pieces, after) or one  # starts later, so there is less to apply
-        first = last = None
-        for done in replay(one):
-            last = done.replica.position
-            first = last if first is None else first
-            if not any(span.first <= last <= span.last for span in held):
-                yield from rows_of(done)
-        if first is not None and last is not None:
-            held = joined([*held, Range(first, last)])
+        yield from _others(one, held)
+
+
+def _others(one: Dump, held: list[Range]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a history that are not in the ranges ``held``, and add its positions to these at the end."""
+    first = last = None
+    for done in replay(one):
+        last = done.replica.position
+        first = last if first is None else first
+        if not any(span.first <= last <= span.last for span in held):
+            yield from rows_of(done)
+    if first is not None and last is not None:
+        held[:] = joined([*held, Range(first, last)])
