@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from onyxq.client import Client
+from onyxq.interfaces.dashboard.rendering import beginning
 from onyxq.interfaces.dashboard.task import progress_of
 from tests.dashboard.pages_world import HOSTILE, Filled
 
@@ -194,6 +195,16 @@ def test_progress_that_is_too_large_for_a_number_is_none() -> None:
     """The page of the task is still shown."""
     data = b'{"progress": {"done": 1%s, "total": null, "note": ""}}' % (b"0" * 400)
     assert progress_of([{"data": data, "at_ms": 1}]) is None
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_the_beginning_of_a_long_text_is_text(before: int) -> None:
+    """Wherever its characters are cut. Bytes that are not text stay bytes."""
+    text = "x" * before + "队" * 200
+    assert beginning(text.encode()).startswith(text[:80])
+    assert beginning(text.encode()[:-1]).startswith(text[:80]), "only the beginning is read"
+    assert beginning(b"\xff" * 500).startswith("bytes, as hexadecimal digits: ffff")
+    assert beginning("队".encode()[:-1]).startswith("bytes, as hexadecimal digits: e9")
 
 
 def test_a_task_shows_its_progress_and_attempts(world: Filled, http: httpx.Client) -> None:

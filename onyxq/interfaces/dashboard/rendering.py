@@ -6,7 +6,9 @@ Scripts and styles are files of this package only; the headers forbid all others
 from __future__ import annotations
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -190,7 +192,13 @@ def cut(text: str) -> str:
 
 def beginning(data: bytes | None) -> str:
     """Return the beginning of bytes, in one line."""
-    return "–" if data is None else words.brief(" ".join(text_of(data[:BEGINNING_BYTES]).split()), BEGINNING_CHARS)
+    if data is None:
+        return "–"
+    start = data[:BEGINNING_BYTES]
+    if len(data) > len(start):
+        with suppress(UnicodeDecodeError):
+            start = getincrementaldecoder("utf-8")().decode(start).encode()  # without the first part of a character
+    return words.brief(" ".join(text_of(start).split()), BEGINNING_CHARS)
 
 
 def shown(value: Any) -> str:
