@@ -280,6 +280,7 @@ def test_the_log_is_shown_at_any_position(http: httpx.Client) -> None:
     late = parsed(http.get("/ui/log").text)
     (slide,) = [one for one in found(late, "input") if one.get("type") == "range"]
     assert slide.get("min") == "0" and slide.get("value") == slide.get("max")
+    assert not any("at=-" in one.get("href", "") for one in found(early, "a")), "there is no record before the first"
     assert "The replica at 0" in texts(early) and f"The replica at {slide.get('max')}" in texts(late)
     digests = [digest_of(tree) for tree in (early, late)]
     assert len(set(digests)) == 2
