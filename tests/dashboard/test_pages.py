@@ -13,9 +13,12 @@ import httpx
 import pytest
 
 from onyxq.client import Client
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import make_id
 from onyxq.interfaces.dashboard.rendering import beginning
 from onyxq.interfaces.dashboard.task import progress_of
 from tests.dashboard.pages_world import HOSTILE, Filled
+from tests.interfaces.http_world import NOW_MS, FakeService, client_of, on_trio
 
 HTML = "{http://www.w3.org/1999/xhtml}"
 NAMES = tuple(Filled("", "", "", "").pages())
@@ -260,6 +263,18 @@ def test_a_queue_says_its_limits_and_pace(world: Filled, http: httpx.Client) -> 
     assert "A failed task is not retried." in text and "Finished tasks are kept for 7 d." in text
     assert "wait, p95 of the last 1" in text
     assert "no task yet" in http.get("/ui/queue?name=paused").text
+
+
+@on_trio
+async def test_a_queue_with_a_long_backlog_does_not_say_that_none_was_completed() -> None:
+    """The search for the latest completed tasks ends after some of the newest tasks; the count has all."""
+    service = FakeService()
+    first = make_id(NOW_MS, 3, 7, 0)
+    await service.call("enqueue", {"runs": [[first, pack_task({"queue": "mail"}, [b"1"])]], "w": None})
+    service.tasks[first].state = "completed"  # it has no times, so the page finds none
+    async with client_of(service) as client:
+        text = (await client.get("/ui/queue?name=mail")).text
+    assert "none of the newest tasks" in text and "no task yet" not in text
 
 
 def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> None:
