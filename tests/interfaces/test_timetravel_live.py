@@ -110,8 +110,13 @@ def test_the_replica_of_a_past_position_is_shown(world: World, line: Line, tmp_p
     line.text("replica", "show", "--path", "partitions/99", code=3)
 
 
-def test_positions_that_are_not_there_are_refused(world: World, line: Line) -> None:
-    """A position is refused if it is not written yet, or trimmed."""
+def test_positions_that_are_not_there_are_refused(world: World, line: Line, tmp_path: Path) -> None:
+    """A position is refused if it is not written yet, trimmed, or after the end of a file."""
+    file = str(tmp_path / "a")
+    last = line.json("log", "dump", file)["last"]
+    assert line.json("replica", "show", "--at", str(last), "--file", file)["position"] == last
+    line.text("replica", "show", "--at", str(last + 1), "--file", file, code=3)
+    assert f"the file ends at position {last}, before {last + 1}" in line.error
     position = world.collect()
     line.text("replica", "show", "--at", str(1 << 40), code=3)
     assert "does not exist yet" in line.error

@@ -177,7 +177,7 @@ def replica_show(context: Context) -> None:
 def _replica_of(context: Context) -> Replica:
     args = context.args
     if args.file:
-        return _at(context, [], read(args.file), args.at)
+        return _in_file(read(args.file), args.at)
     with context.client() as client:
         if args.at is None:
             return ask(replica(), client.call)
@@ -186,13 +186,23 @@ def _replica_of(context: Context) -> Replica:
             raise NotFound(
                 f"position {args.at} does not exist yet: the log ends at {end}", field="at", hint="Give a smaller one."
             )
-        return _at(context, pieces(context, client), None, args.at)
+        return _at(pieces(context, client), args.at)
 
 
-def _at(context: Context, known: list[Part], dump: Dump | None, position: int | None) -> Replica:
-    if dump is None:
-        assert position is not None
-        dump = best(known, position)
+def _in_file(dump: Dump, position: int | None) -> Replica:
+    """Return the replica at a position of a dump, or at its end; raises `NotFound` if it ends before the position."""
+    found = replica_at(dump, position)
+    if position is not None and found.position < position and all(one.position < position for one in dump.records):
+        raise NotFound(
+            f"the file ends at position {found.position}, before {position}",
+            field="at",
+            hint="Give a smaller one, or dump the log again.",
+        )
+    return found
+
+
+def _at(known: list[Part], position: int) -> Replica:
+    dump = best(known, position)
     if dump is None:
         start = min((one.start for one in known if one.start is not None), default=START)
         raise NotFound(
