@@ -85,3 +85,10 @@ def test_a_wait_lasts_as_long_as_its_limit(ends_s: float, code: int, monkeypatch
     monkeypatch.setattr("onyxq.interfaces.cli.live.time", clocks)
     assert run(["task", "wait", "00" * 20, "--timeout", "2s"]) == code
     assert now[0] <= 2
+
+
+@pytest.mark.parametrize("text", ["30000.0", "1.5"])
+def test_a_fraction_without_a_unit_is_no_number_of_milliseconds(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole numbers are milliseconds, so a fraction is not a number of seconds."""
+    assert run(["queue", "set", "mail", f"lease_ms={text}", *NOWHERE]) == 2
+    assert "lease_ms must be a whole number of milliseconds or a time like 30s" in capsys.readouterr().err

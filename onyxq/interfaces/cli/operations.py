@@ -176,8 +176,8 @@ def parsed(member: Member, text: str) -> Any:
 
 
 def _milliseconds(name: str, text: str) -> int:
-    """Return the milliseconds of a duration such as ``30s``; raises `BadRequest`."""
-    if not is_duration(text):
+    """Return the milliseconds of a duration such as ``30s``; raises `BadRequest`, also for ``1.5`` without a unit."""
+    if not is_duration(text) or text.strip()[-1].isdigit():
         raise BadRequest(f"{name} must be a whole number of milliseconds or a time like 30s, not {text!r}", field=name)
     return milliseconds(text, field=name)
 
