@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -92,3 +95,14 @@ def test_a_fraction_without_a_unit_is_no_number_of_milliseconds(text: str, capsy
     """Whole numbers are milliseconds, so a fraction is not a number of seconds."""
     assert run(["queue", "set", "mail", f"lease_ms={text}", *NOWHERE]) == 2
     assert "lease_ms must be a whole number of milliseconds or a time like 30s" in capsys.readouterr().err
+
+
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly() -> None:
+    """Also if the output is so short that it is written at the end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "onyxq", "config", "show"]
+    with os.fdopen(writer, "wb") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (141, b"")

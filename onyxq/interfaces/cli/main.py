@@ -35,7 +35,9 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
         for warning in misspelt(os.environ):
             out.note(warning)
         context = Context(args, load(os.environ, args.config), out)
-        return _body(args.command, again=getattr(args, "watch", False))(context) or 0
+        code = _body(args.command, again=getattr(args, "watch", False))(context) or 0
+        sys.stdout.flush()  # A pipe that its reader closed is noticed here, and not at exit.
+        return code
     except OnyxqError as error:
         return _failed(out, error)
     except BrokenPipeError:
