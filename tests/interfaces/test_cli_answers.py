@@ -106,3 +106,12 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly() -> None:
     with os.fdopen(writer, "wb") as stdout:
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, check=False)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    "typed", [["dead", "list", "--limit", "0"], ["task", "list", "--limit", "-1"], ["log", "tail", "--limit", "0"]]
+)
+def test_a_limit_that_allows_nothing_is_refused(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty list would say that there is nothing."""
+    assert run([*typed, *NOWHERE]) == 2
+    assert "limit must be at least 1" in capsys.readouterr().err

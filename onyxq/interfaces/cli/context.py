@@ -100,6 +100,13 @@ class Context:
 
         return ConnectionSettings.of(lambda name: self.config.setting(name, getattr(self.args, name, None)).value)
 
+    def limit(self) -> int | None:
+        """Return the option ``--limit``, or None if there is none; raises `BadRequest` if it allows nothing."""
+        found: int | None = self.args.limit
+        if found is not None and found < 1:
+            raise BadRequest(f"limit must be at least 1, not {found}", field="limit")
+        return found
+
     def task(self, *, field: str = "id") -> bytes:
         """Return the id of the task that the command is about; see `found_id`."""
         text = self.args.id

@@ -49,7 +49,7 @@ def run(context: Context) -> None:
 def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, args: Any) -> None:
     """Print pages of items up to the limit; with ``--all``, print each item as it arrives."""
     after = task_id(context.args.after, field="after") if context.args.after else None
-    left = None if context.args.all else context.args.limit
+    left = None if context.args.all else context.limit()
     name = _items(operation.result)
     found: dict[str, Any] = {name: [], "after": None}
     order = {"newest_first": not context.args.oldest_first} if hasattr(context.args, "oldest_first") else {}

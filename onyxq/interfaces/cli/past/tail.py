@@ -28,17 +28,17 @@ ALIKE_MAX = 4
 
 def log_tail(context: Context) -> None:
     """Print the newest records, or those from a position on; with ``--follow`` until interrupted."""
-    args = context.args
+    args, limit = context.args, context.limit()
     with context.client() as client:
         start = args.start
         if start is None:
-            newest = client.call("log", {"from": None, "limit": args.limit or TAIL_RECORDS})
+            newest = client.call("log", {"from": None, "limit": limit or TAIL_RECORDS})
             for record in newest["records"]:
                 _print_record(context, record)
             start = max([newest["position"], *(one["position"] for one in newest["records"])]) + 1
             if not args.follow:
                 return
-        left = args.limit
+        left = limit
         for record in _records_from(context, client, start, follow=args.follow):
             _print_record(context, record)
             left = None if left is None else left - 1
