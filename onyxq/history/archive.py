@@ -15,15 +15,16 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
 
-from onyxq.core.errors import BadRequest, NotFound
+from onyxq.core.errors import BadRequest, Conflict, NotFound, OnyxqError
 from onyxq.core.log.interface import START, Origin, Record
 from onyxq.core.replica import Cluster
 from onyxq.history.dump import KIND, Dump, as_dump
-from onyxq.history.file_format import HistoryFileWriter, open_file
+from onyxq.history.file_format import HistoryFileWriter, cluster_in, open_file
 
 SUFFIX = ".onyxqlog"
 _NAME = re.compile(r"(\d{19})-(\d{19})-(.*)\.onyxqlog")
@@ -68,15 +69,27 @@ class Archive:
     directory: Path
     node: str
 
-    def reached(self, old: Origin | None) -> int:
-        """Return the position up to which it has every record that is still in the log with the origin ``old``."""
-        held = joined(Range(first, last) for first, last, _ in files(self.directory))
+    def reached(self, old: Origin | None, cluster: Cluster | None = None) -> int:
+        """Return the position up to which it has every record that is still in the log with the origin ``old``.
+
+        Raises `Conflict` if another cluster than ``cluster`` wrote records there that seem to be among these.
+        """
+        found = files(self.directory)
         trimmed = START if old is None else old.trimmed
-        return max(trimmed, held[-1].last) if held else trimmed
+        _, last, path = max(found, key=lambda one: one[1], default=(START, START, self.directory))
+        if last <= trimmed:
+            return trimmed
+        if cluster is not None and (other := _cluster_of(path)) not in ("", cluster.id):
+            raise Conflict(
+                f"{path} has records of another cluster, {other}, at positions of this one, {cluster.id}",
+                field="archive",
+                hint="Give each cluster an archive directory of its own, or move the files of the other one away.",
+            )
+        return last
 
     def writer(self, cluster: Cluster, old: Origin | None, last: int) -> HistoryFileWriter:
         """Return a writer for the file that holds the missing records up to ``last``."""
-        after = self.reached(old)
+        after = self.reached(old, cluster)
         # An origin before the file's first record would claim that the records between them are in the file.
         packed = old.data if old is not None and old.position >= after else b""
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -84,6 +97,13 @@ class Archive:
             left.unlink(missing_ok=True)  # Left by an earlier process of this node: a node has one process at a time.
         path = self.directory / f"{after + 1:019d}-{last:019d}-{self.node}{SUFFIX}"
         return HistoryFileWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=packed, after=after)
+
+
+def _cluster_of(path: Path) -> str:
+    """Return the id of the cluster that a file is of; empty if it cannot be read."""
+    with suppress(OnyxqError):
+        return cluster_in(path, KIND)
+    return ""
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:

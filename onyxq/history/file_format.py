@@ -23,8 +23,8 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -334,6 +334,12 @@ def open_file(path: str | os.PathLike[str], kind: Kind) -> HistoryFile:
     return HistoryFile(path, kind, header["cluster"], header["cluster_id"], origin, header["after"])
 
 
+def cluster_in(path: str | os.PathLike[str], kind: Kind) -> str:
+    """Return the cluster's id in the header of a file; raises what `open_file` raises."""
+    with closing(read_blocks(Path(path), kind)) as blocks:
+        return str(_header(next(blocks))["cluster_id"])
+
+
 def _fits(origin: Replica) -> bool:
     """Return whether all claims lie in their stretches: masks of others could need any amount of memory."""
     claimed = [piece[:2] for stretches in origin.claims.values() for pieces in stretches.values() for piece in pieces]
@@ -346,7 +352,7 @@ def damaged(path: Path, kind: Kind, number: int, why: str) -> Corrupt:
     return Corrupt(f"{path}: block {number} is damaged: {why}", field="file", hint=kind.damaged)
 
 
-def read_blocks(path: Path, kind: Kind) -> Iterator[Block]:
+def read_blocks(path: Path, kind: Kind) -> Generator[Block, None, None]:
     """Yield each block up to the end, checked; raises `NotFound`, `BadRequest` and `Corrupt`."""
     allowed = (HEADER, SNAPSHOT, RECORDS, END, *kind.blocks)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)

@@ -79,7 +79,7 @@ class Archiver:
 
     async def _tried(self, source: _Source) -> bool:
         try:
-            while await self._node.offload(self._archive.reached, source.old) < source.upto:
+            while await self._node.offload(self._archive.reached, source.old, source.cluster) < source.upto:
                 await self._write(source)
         except Gone:
             log.info("archive in %s: another collector trimmed first", self._where)

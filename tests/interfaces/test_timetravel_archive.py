@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from onyxq.core.log.interface import Origin
 from onyxq.core.replica import Replica
-from onyxq.errors import NotFound
+from onyxq.errors import Conflict, NotFound
 from onyxq.history.archive import Archive, Part, best, files, groups, parts
 from onyxq.history.dump import Dump
 from onyxq.history.replay import replica_at
@@ -48,6 +49,22 @@ def test_an_archive_knows_how_far_it_reaches(world: World, tmp_path: Path) -> No
     keep(world, archive.directory, 100, 120, origin=100)
     (archive.directory / "0000000000000000121-0000000000000000200-n1.onyxqlog.77.part").write_bytes(b"")
     assert archive.reached(None) == 120 and archive.reached(Origin(200, b"", 150, 0)) == 150
+
+
+def test_records_of_another_cluster_do_not_count_as_archived(world: World, tmp_path: Path) -> None:
+    """A new cluster begins at the same positions. A restored one begins after them, and may continue the directory."""
+    keep(world, tmp_path, -1, 90)
+    archive, mine = Archive(tmp_path, "n1"), world.now.cluster
+    assert mine is not None and mine.id == "c1"
+    other = evolve(mine, id="c2")
+    assert archive.reached(None, mine) == 90 and archive.reached(Origin(200, b"", 150, 0), other) == 150
+    with pytest.raises(Conflict, match="another cluster, c1, at positions of this one, c2"):
+        archive.reached(None, other)
+    with pytest.raises(Conflict):
+        archive.writer(other, None, 200)
+    (damaged,) = tmp_path.iterdir()
+    damaged.write_bytes(b"")
+    assert archive.reached(None, other) == 90, "nothing shows whose it is"
 
 
 def test_history_goes_from_the_archive_into_the_log(world: World, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class RecordTable:
     directory: Path
     node: str
 
-    def reached(self, old: Origin | None) -> int:
+    def reached(self, old: Origin | None, _: Cluster | None = None) -> int:
         """Return the position up to which it has every record after the origin ``old``."""
         return reached(covered(self.directory), START if old is None else old.position)
 
