@@ -12,13 +12,14 @@ from pyarrow import dataset
 
 from onyxq import Client
 from onyxq.core.diff import plain
+from onyxq.core.log.interface import Origin
 from onyxq.core.log.record import decode_record
 from onyxq.core.replica import EMPTY
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, Conflict
 from onyxq.history.archive import Part
 from onyxq.history.dump import Dump, write
 from onyxq.history.parquet import records
-from onyxq.history.parquet.records import RecordWriter, Written, covered, write_records
+from onyxq.history.parquet.records import RecordTable, RecordWriter, Written, covered, write_records
 from onyxq.history.parquet.schema import RECORDS
 from onyxq.history.replay import steps
 from onyxq.history.tables.columns import ENTRIES
@@ -109,6 +110,20 @@ def test_files_are_cut_by_day_and_by_size(world: Generated, tmp_path: Path, monk
         first, last = map(int, file.stem.split("-"))
         positions = {row["position"] for row in dataset.dataset(file).to_table().to_pylist()}
         assert positions == set(range(first, last + 1))
+
+
+def test_records_of_another_cluster_do_not_count_as_written(world: Generated, tmp_path: Path) -> None:
+    """A new cluster begins at the same positions. A restored one begins after them, and may continue the table."""
+    written([whole(world)], tmp_path)
+    table, mine = RecordTable(tmp_path, "n1"), world.now.cluster
+    assert mine is not None
+    other = evolve(mine, id="another")
+    assert table.reached(None, mine) == 299 and table.reached(Origin(400, b"", 400, 0), other) == 400
+    with pytest.raises(Conflict, match="records of another cluster at positions of this one"):
+        table.reached(None, other)
+    with pytest.raises(Conflict):
+        written([Part(-1, None, Dump("main", None, world.records, "another"))], tmp_path)
+    assert written([Part(-1, None, Dump("main", None, world.records, mine.id))], tmp_path).records == 0
 
 
 def test_a_query_reads_a_dump_to_its_end_beside_an_archive(world: Generated, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import glob
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from attrs import define, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.diff import plain
+from onyxq.core.errors import Conflict
 from onyxq.core.log.interface import START, Origin, Record
 from onyxq.core.replica import EMPTY, Cluster, Replica
 from onyxq.core.step import Step, step
@@ -55,13 +57,15 @@ def write_records(pieces: Sequence[Part], directory: Path, *, until: int | None 
     """Write the history that the directory does not have, and yield the progress, always the same object.
 
     ``until``: the last position to write. Raises `Corrupt` at a damaged block, `BadRequest` if the directory
-    cannot be written, and `Incomplete` without pyarrow.
+    cannot be written, `Conflict` if it has records of another cluster, and `Incomplete` without pyarrow.
     """
     pyarrow()
     written = Written()
     yield written
     for dump in groups(pieces):
         after = reached(covered(directory), dump.start.position)
+        if after > dump.start.position:
+            _check_cluster(directory, after, dump.cluster_id)
         found = best(pieces, after) if after > dump.start.position else dump
         yield from _write(dump if found is None else found, directory, until, written)
 
@@ -84,6 +88,27 @@ def reached(ranges: Sequence[Range], position: int) -> int:
     return max([position, *(one.last for one in ranges if one.first <= position + 1)])
 
 
+def _check_cluster(directory: Path, position: int, cluster_id: str) -> None:
+    """Raise `Conflict` if the file that has a position is of another cluster. An empty id may be that of any."""
+    for path in (directory / RECORDS).glob(f"day=*/*{SUFFIX}") if cluster_id else ():
+        name = FILE_NAME.fullmatch(path.name)
+        if name and int(name[1]) <= position <= int(name[2]) and _cluster_of(path) not in ("", cluster_id):
+            raise Conflict(
+                f"{path} has records of another cluster at positions of this one",
+                field="directory",
+                hint="Give each cluster a directory of its own, or move the files of the other one away.",
+            )
+
+
+def _cluster_of(path: Path) -> str:
+    """Return the id of the cluster that a file is of; empty if it has none, or cannot be read."""
+    pa = pyarrow()
+    with suppress(pa.ArrowException, OSError):
+        metadata: dict[bytes, bytes] = pa.parquet.read_schema(path).metadata or {}
+        return metadata.get(b"onyxq.cluster", b"").decode()
+    return ""
+
+
 @frozen
 class RecordTable:
     """One peer's access to a directory with the table."""
@@ -91,9 +116,16 @@ class RecordTable:
     directory: Path
     node: str
 
-    def reached(self, old: Origin | None, _: Cluster | None = None) -> int:
-        """Return the position up to which it has every record after the origin ``old``."""
-        return reached(covered(self.directory), START if old is None else old.position)
+    def reached(self, old: Origin | None, cluster: Cluster | None = None) -> int:
+        """Return the position up to which it has every record after the origin ``old``.
+
+        Raises `Conflict` if these seem to be there, but are of another cluster than ``cluster``.
+        """
+        start = START if old is None else old.position
+        found = reached(covered(self.directory), start)
+        if found > start and cluster is not None:
+            _check_cluster(self.directory, found, cluster.id)
+        return found
 
     def writer(self, cluster: Cluster, old: Origin | None, last: int) -> RecordWriter:
         """Return a writer for the records after ``old``; it takes all of them, as verdicts follow from the log."""
@@ -159,7 +191,8 @@ class RecordWriter:
             if self._file is None:
                 self._first, self._day = self._after + 1, day
                 directory = self._directory / RECORDS / f"day={day}"
-                self._file = ParquetFile(RECORDS, directory, f"{self._first:019d}.{self._owner}")
+                cluster = "" if self._replica.cluster is None else self._replica.cluster.id
+                self._file = ParquetFile(RECORDS, directory, f"{self._first:019d}.{self._owner}", cluster=cluster)
                 self._file.open()
                 self.written.files += 1
             for row in rows:
