@@ -21,7 +21,7 @@ from onyxq import Client, api
 from onyxq.core import snapshot
 from onyxq.core.diff import patched, tree
 from onyxq.core.replica import EMPTY
-from onyxq.errors import BadRequest, Conflict, NotFound, Unavailable
+from onyxq.errors import BadRequest, Conflict, NotFound, OnyxqError, Unavailable
 from onyxq.history.dump import read
 from onyxq.history.explain import Told, lines, merged
 from onyxq.history.following import Event, SetReplica, ask, drive, origin, records
@@ -500,11 +500,14 @@ def test_a_dump_file_serves_as_the_log(world: World, line: Line, tmp_path: Path)
         replica_at(read(file), -5)
 
 
-def test_a_task_is_explained_from_the_log_alone(world: World, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This works while its partition cannot be read."""
+@pytest.mark.parametrize("error", [Unavailable("no majority"), NotFound("it is purged")], ids=["away", "purged"])
+def test_a_task_is_explained_from_the_log_alone(
+    error: OnyxqError, world: World, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This works while its partition cannot be read, and once it is purged."""
 
     async def nobody(args: dict[str, Any]) -> Any:
-        raise Unavailable("no leader, and no majority answers")
+        raise error
 
     task_id, _ = world.story()
     for node in world.cluster.nodes:
@@ -512,4 +515,4 @@ def test_a_task_is_explained_from_the_log_alone(world: World, line: Line, monkey
         monkeypatch.setitem(node.service._methods, "task_history", nobody)
     found = line.json("task", "explain", task_id)
     assert found["task"] is None and {one["source"] for one in found["events"]} == {"log"}
-    assert "no majority answers" in line.error
+    assert error.message in line.error

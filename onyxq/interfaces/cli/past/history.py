@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.core import snapshot
 from onyxq.core.diff import Tree, plain, tree
-from onyxq.core.errors import BadRequest, NotFound, Unavailable
+from onyxq.core.errors import BadRequest, NotFound, OnyxqError, Unavailable
 from onyxq.core.log.interface import START
 from onyxq.core.replica import Replica
 from onyxq.history.archive import Part, best, groups, parts
@@ -217,13 +217,17 @@ def task_explain(context: Context) -> None:
 
     with context.client() as client:
         wanted = found_id(client, context.args.id)
-        known = _stored(context, client, wanted)
+        known, missing = _stored(client, wanted)
         end = end_of(client.call)
         dumps = groups(pieces(context, client))
         events = explain.from_store(wanted, known) if known else []
         for dump in dumps:
             events += explain.from_log(dump, wanted, end)
     found = explain.merged(events)
+    if missing is not None and not found:
+        raise missing
+    if missing is not None:
+        context.out.note(f"shown from the log only: {missing.message}")
     since = dumps[0].start.position + 1 if dumps else end + 1
     if context.out.as_json:
         task = plain({**known["task"], "data": None, "result": None}) if known else None
@@ -246,14 +250,15 @@ def task_explain(context: Context) -> None:
         context.out.note(f"records up to {since - 1} are trimmed: earlier events come from the store only")
 
 
-def _stored(context: Context, client: Client, wanted: bytes) -> dict[str, Any] | None:
-    """Return what the store knows about a task; None, with a note, if its partition is not served."""
+def _stored(client: Client, wanted: bytes) -> tuple[dict[str, Any] | None, OnyxqError | None]:
+    """Return what the store knows about a task, or why it knows nothing.
+
+    Its partition is not served, or the task is purged. The log may name it longer than the store has it.
+    """
     try:
-        known: dict[str, Any] = client.call("task_history", {"id": wanted})
-        return known
-    except Unavailable as error:
-        context.out.note(f"shown from the log only, because the store does not answer: {error.message}")
-        return None
+        return client.call("task_history", {"id": wanted}), None
+    except (NotFound, Unavailable) as error:
+        return None, error
 
 
 def _branches(value: Tree, depth: int) -> Iterator[str]:
