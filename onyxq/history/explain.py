@@ -17,7 +17,7 @@ from onyxq.core.diff import plain
 from onyxq.core.entry import APPLIED
 from onyxq.core.facts import GRANTED
 from onyxq.core.ids import counter_of, ms_of, partition_of
-from onyxq.core.replica import Replica, claim_of
+from onyxq.core.replica import HELD_MS, ClaimPiece, Replica, claim_of
 from onyxq.core.step import Outcome, step
 from onyxq.history import words
 from onyxq.history.dump import Dump
@@ -26,7 +26,7 @@ from onyxq.system.extensions import installed
 
 LOG, HISTORY, STORE, ID = "log", "history", "store", "id"
 """Sources of an event."""
-SETTLE = "settle_transactions"
+SETTLE, RENEW = "settle_transactions", "renew_claims"
 NOT_HELD = "the token no longer held it"
 _HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims", "", "reopen_tasks")
 _GRANTS = ("grant_claims", "grant_limited_claims")
@@ -244,10 +244,20 @@ def _settles(outcome: Outcome, transactions: Collection[str], partition: int) ->
 
 def _verdict(outcome: Outcome, before: Replica, after: Replica, task_id: bytes) -> str:
     """Return the verdict for this task: an entry may apply to other tasks only."""
-    about_claims = outcome.name in ("renew_claims", "release_claims", "expire_claims")
-    if outcome.verdict == APPLIED and about_claims and claim_of(before, task_id) == claim_of(after, task_id):
-        return NOT_HELD
-    return outcome.verdict
+    if outcome.verdict != APPLIED or outcome.name not in (RENEW, *_ENDS):
+        return outcome.verdict
+    held = claim_of(before, task_id)
+    if outcome.name == RENEW:  # A repeat in the same record leaves the deadline as it is.
+        applied = held is not None and _renews(outcome.args, held, task_id)
+    else:
+        applied = held is not None and claim_of(after, task_id) is None
+    return APPLIED if applied else NOT_HELD
+
+
+def _renews(args: Any, held: ClaimPiece, task_id: bytes) -> bool:
+    """Return whether a renewal names the task under the token of its claim."""
+    _, _, token, _, deadline_ms = held
+    return deadline_ms != HELD_MS and any(one.token == token and names(one.runs, task_id) for one in args.renewals)
 
 
 def _first_map(args: Any) -> dict[str, Any]:

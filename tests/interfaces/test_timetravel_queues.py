@@ -12,16 +12,20 @@ from log_entries import (
     driver_ready,
     fail_job,
     fire_periodic,
+    grant_claims,
     kill_job,
     pause_periodic,
+    ready_partition,
+    release_claims,
+    renew_claims,
     seal_input,
     set_periodic,
     set_queue,
     submit_job,
 )
 from log_entries.set_periodic import lowered
-from onyxq.core.facts import REOPENED
-from onyxq.core.ids import TaskId, id_at
+from onyxq.core.facts import RELEASED, REOPENED
+from onyxq.core.ids import Run, TaskId, id_at
 from onyxq.core.transactions import Claim, Part
 from onyxq.history.dump import Dump
 from onyxq.history.explain import from_log
@@ -29,6 +33,7 @@ from onyxq.history.words import history, sentence
 from tests.entries.golden import batches
 from tests.entries.golden.batches import batch_log
 from tests.entries.golden.examples import EXAMPLES, FIRST, RUNS, queue_log
+from tests.entries.world import World, creation
 
 NOW_MS = 1_700_000_060_000
 
@@ -65,6 +70,28 @@ def test_a_grant_within_limits_and_a_reopening_are_told(dump: Dump) -> None:
     assert [entry for entry, _, _ in told(dump, id_at(FIRST, 71))] == ["reopen_tasks"]
     row = history(REOPENED, token=7, worker="", retry_ms=NOW_MS, attempts=26, note="")
     assert row == "requeued, due at 2023-11-14 22:14:20.000Z, after 26 attempts"
+
+
+def test_each_task_of_an_entry_has_a_verdict_of_its_own() -> None:
+    """A repeated renewal renews, although it moves no deadline. A release under an old token ends no claim.
+
+    The entry applies to the neighbour of the task, whose claim was one piece with that of the task.
+    """
+    world = World()
+    world.submit("founder", creation(partitions=1))
+    world.join("a")
+    leader, epoch = world.now.partitions[0].leader, world.now.partitions[0].epoch
+    world.submit(leader, ready_partition.Args(0, epoch))
+    pair, first, second = Run(FIRST, 2), Run(FIRST, 1), Run(id_at(FIRST, 1), 1)
+    world.submit(leader, grant_claims.Args(0, epoch, (grant_claims.Grant("w", 60_000, (pair,)),)))
+    token = world.now.position
+    renewal = renew_claims.Args(0, epoch, (renew_claims.Renewal(token, 60_000, (pair,)),))
+    world.submit(leader, renewal, renewal)
+    ends = [release_claims.Release(by, RELEASED, 0, 0, "", (run,)) for by, run in ((token - 1, first), (token, second))]
+    world.submit(leader, release_claims.Args(0, epoch, tuple(ends)))
+    dump = Dump(cluster="main", origin=None, records=world.records)
+    assert [said for _, said, _ in told(dump, FIRST)] == [*["applied"] * 3, "the token no longer held it"]
+    assert [said for _, said, _ in told(dump, id_at(FIRST, 1))] == ["applied"] * 4
 
 
 def test_settings_read_as_people_say_them() -> None:
