@@ -206,4 +206,4 @@ def _fused(body: bytes, batches: Iterable[Any]) -> Iterator[Any]:
     from onyxq.jobs.encoding import decode
 
     ((region,),) = stages(decode(body))[-1].sides
-    yield from run(Place(body, "bench", 1), region, rows.SEGMENTS, batches)
+    yield from run(Place(body, "bench", 1), region, rows.SEGMENTS, (), batches)

@@ -343,6 +343,9 @@ class Trigger:
 class Lifecycle:
     """Functions that are called around a task's work, in the process that does it.
 
+    Those around batches are called for each part of a batch. A part without rows may have no call, and if a bound of
+    slots applies, several parts may share one.
+
     Each gets a map of facts: ``job``, ``version``, ``task`` and, around batches, ``batch``. ``on_exception`` decides
     what an exception of the task does to the job: ``kill`` it (it has failed), ``restart`` it from the last batch, or
     ``defer`` to the next entry. It may also be a function of the map (with ``exception`` and ``segment``) that returns

@@ -1,7 +1,7 @@
 """The process that forks Spark's Python workers, with their common imports loaded already.
 
 Spark's own daemon forks first and imports after that. So every worker spends over half a second of processor time
-on importing pandas, Arrow and this package. A batch has three workers for each of its parts. The setting
+on importing pandas, Arrow and this package. A batch has up to three workers for each of its parts. The setting
 ``spark.python.daemon.module`` names this module instead; the rest is Spark's code.
 
 The imported libraries start threads: OpenBLAS and the allocator. These are idle until they have work, and the

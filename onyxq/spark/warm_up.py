@@ -29,7 +29,7 @@ FORMAT = "onyxq-warming"
 
 
 def warm(session: Any, work: Path) -> None:
-    """Run a job with the parts that every job has: source and sink in Python, a region between; wait for its end."""
+    """Run a job with the parts that every job has: source and sink in Python, with a region; wait for its end."""
     with tempfile.TemporaryDirectory(dir=work / TEMPORARY, prefix="warm-") as folder:
         job = Job(
             id="warming",

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from attrs import define
+from pyspark.sql import functions as of
 
 from onyxq.client import Client
 from onyxq.core.replica import Job
 from onyxq.jobs import model
+from onyxq.jobs.encoding import encode
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.datasource import register
-from onyxq.spark.plan.outputs import FORMAT, Outputs
+from onyxq.spark.plan import rows
+from onyxq.spark.plan.outputs import FORMAT, Outputs, Struct, regions_of
 from tests.interfaces.batches_world import JobsCluster
 
 END_S = 120
@@ -44,6 +47,12 @@ class Pipe:
         said = {"connect": self.cluster.connect, "job": self.job.id, "version": str(self.job.version)}
         return said | {"checkpoint": str(self.checkpoint)}
 
+    def regions(self) -> dict[str, str]:
+        """Return the options of the sink about a job that passes on what it reads."""
+        catalog = [model.Input("in", queue=self.source), model.Output("out", queue=self.target)]
+        body = encode(model.Job(id=self.job.id, workflow=[("in", "out")], catalog=catalog))
+        return regions_of(body, {"made": Struct(entry="in", shape=rows.SEGMENTS)})
+
     def start(self, *, slots: int = 2, max_rows: int = 1_000, lease_ms: int = 60_000, forever: bool = False) -> Any:
         """Start the query, for the present tasks or for ever."""
         register(self.spark)
@@ -52,10 +61,12 @@ class Pipe:
         sources = [name for name in (self.source, self.second) if name]
         frames = [self.spark.readStream.format("onyxq").options(**reading, queue=name).load() for name in sources]
         frame = frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
-        frame = frame.mapInArrow(upper(self.between), SEGMENTS)
+        frame = frame.mapInArrow(upper(self.between), SEGMENTS).select(
+            of.struct("lineage", "out", "payload").alias("made")
+        )
         outputs = json.dumps({"out": {"queue": self.target}})
         writer = frame.writeStream.format(self.sink).options(**self.options(), outputs=outputs, folders="[]")
-        writer = writer.option("inputs", "null")
+        writer = writer.options(**self.regions(), inputs="null")
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         return writer.trigger(**({"processingTime": "100 milliseconds"} if forever else {"availableNow": True})).start()
 

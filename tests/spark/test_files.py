@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,13 @@ from onyxq.spark.files.file_sink import publish, stage, staged
 from onyxq.spark.files.formats import WRITERS, described
 from onyxq.spark.files.staging import Folder, Staging, Written
 from onyxq.spark.places import listed, located
-from onyxq.spark.plan import outputs, rows
+from onyxq.spark.plan import outputs
 from onyxq.spark.plan.outputs import Routed
 from tests.spark.job_world import written
 
 JOB = "j"
 STEPS_MAX = 60
 NUMBERS = pyarrow.schema([("n", pyarrow.int64())])
-STRUCT = pyarrow.struct(list(NUMBERS))
-MIXED = (
-    {"out": "a", "columns_0": {"n": 1}},
-    {"out": "b", "columns_0": {"n": 2}},
-    {"out": "a", "columns_1": {"n": 3}},
-    {"out": "b", "lineage": bytes(28), "payload": pack({"n": 4})},
-    {"out": rows.END, "lineage": b"", "payload": pack(None)},
-)
-"""Rows that one batch of the sink may have: columns of two frames, a segment, and the end of all inputs."""
 
 
 class Broken(Exception):
@@ -281,20 +271,6 @@ def test_folders_may_be_uris(tmp_path: Path) -> None:
     outs = [evolve(out, path=f"file://{out.path}/") for out in folders(tmp_path)]
     by_checkpoint(outs, 0, "x")
     assert shown(tmp_path) == wanted("x")
-
-
-@pytest.mark.parametrize("size", range(1, len(MIXED) + 1))
-def test_each_row_of_a_batch_reaches_its_output_once(tmp_path: Path, size: int) -> None:
-    """A batch may hold columns of several frames for several outputs, segments, or only some of these."""
-    outs = {name: numbered(name, tmp_path / name) for name in "ab"}
-    routed = Routed(outs, {"job": JOB})
-    schema = pyarrow.schema([*rows.ARROW, ("columns_0", STRUCT), ("columns_1", STRUCT)])
-    for number, chosen in enumerate(combinations(MIXED, size)):
-        task = Staging(outs, job=JOB, batch=0, part=number)
-        routed._write(iter([pyarrow.RecordBatch.from_pylist(list(chosen), schema)]), task, 0)
-        found = [(one.out, n) for one in task.finish() for n in hidden(outs[one.out], one).read()["n"].to_pylist()]
-        expected = [(row["out"], place + 1) for place, row in enumerate(MIXED) if row in chosen]
-        assert sorted(found) == sorted(one for one in expected if one[0] != rows.END)
 
 
 @pytest.mark.parametrize(("most", "groups"), [(1 << 20, [300]), (1_000, [200, 100])])

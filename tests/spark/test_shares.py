@@ -158,9 +158,8 @@ def test_a_refusal_of_other_tasks_makes_no_dead_letter(monkeypatch: pytest.Monke
     routed = Routed({}, options | {"letters": json.dumps(["out"]), "outputs": json.dumps(queues)})
     monkeypatch.setattr(routed, "_sending", lambda batch: _Sending())
     for segment, said in ((b"small", "another task is refused"), (bytes(TASK_BYTES_MAX + 1), "in one task; at most")):
-        (batch,) = rows.batches([("out", bytes(28), pack(segment))])
         with pytest.raises(Exception, match=said):
-            routed._write(iter([batch]), None, 0)  # type: ignore[arg-type]
+            routed._write([("out", bytes(28), pack(segment))], None, 0)  # type: ignore[arg-type]
 
 
 def test_bytes_stay_bytes_and_the_rest_is_json() -> None:

@@ -1,8 +1,9 @@
 """A job as one Structured Streaming query.
 
-Inputs become frames. Each region becomes one `mapInArrow`, each cut the result of `onyxq.spark.plan.windows`,
-`onyxq.spark.plan.joins` or `onyxq.spark.plan.frames`, and all outputs one sink. An input that several stages use is
-read once. `Setting` has what is known only at run time, such as offsets and the place of the checkpoint.
+Inputs become frames. Each cut becomes the result of `onyxq.spark.plan.windows`, `onyxq.spark.plan.joins` or
+`onyxq.spark.plan.frames`, and all outputs become one sink. Each region is a part of the Python function of the cut or
+sink to which it leads. An input that several stages use is read once. `Setting` has what is known only at run time,
+such as offsets and the place of the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from onyxq.spark.failures import said_by
 from onyxq.spark.files.formats import WRITERS, check_schema, described
 from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan import end_of_input, outputs, rows
-from onyxq.spark.plan.fused import Feed, Place, run
-from onyxq.spark.plan.inputs import Opened, open_input, placed, plain, shared
+from onyxq.spark.plan.fused import Feed, Place, made
+from onyxq.spark.plan.inputs import Opened, open_input, placed, plain, quoted, shared
+from onyxq.spark.plan.outputs import Struct
 from onyxq.spark.plan.regions import Region, Stage, is_plain, stages, streams, timed, uses
 from onyxq.spark.progress import INPUT, names_of
 from onyxq.spark.sinks import calls, tables
@@ -87,7 +89,7 @@ def restoring(session: Any, job: Job, body: bytes, setting: Setting, state: Any)
     flow.open(uses(plan))
     for stage in plan[:-1]:
         flow.add(stage)
-    frame, _ = flow.outputs(plan[-1])
+    frame, *_ = flow.outputs(plan[-1])
     writer = frame.writeStream.format("noop").option("checkpointLocation", setting.checkpoint)
     return writer.trigger(availableNow=True)
 
@@ -145,13 +147,14 @@ class _Flow:
                 yield Feed(frame, side, names=names)
             else:
                 frame, names = placed(opened, region.entry)
-                yield Feed(frame, side, functools.partial(run, self._place, region, opened.shape, names))
-        yield Feed(self._beside(task, side), side, iter)
+                yield Feed(frame, side, functools.partial(made, self._place, region, opened.shape, names))
+        yield Feed(self._beside(task, side), side, rows.sent)
 
-    def _region(self, region: Region) -> Any:
+    def _entry(self, region: Region) -> tuple[Any, Struct]:
+        """Return the rows that the sink passes to a region."""
         opened = self._opened[region.entry]
         frame, names = placed(opened, region.entry)
-        return frame.mapInArrow(functools.partial(run, self._place, region, opened.shape, names), rows.SCHEMA)
+        return frame, Struct(entry=region.entry, shape=opened.shape, names=names)
 
     def _frame(self, stage: Stage, task: FrameTask) -> Any:
         from onyxq.spark.plan import frames
@@ -172,10 +175,10 @@ class _Flow:
         """
         return shared(Opened(frame, rows.COLUMNS), self._setting.slots).frame.drop(rows.PART)
 
-    def outputs(self, stage: Stage) -> tuple[Any, list[Folder]]:
-        """Return the rows of all outputs, and the outputs that are folders, with their columns."""
+    def outputs(self, stage: Stage) -> tuple[Any, list[Folder], dict[str, Struct]]:
+        """Return the rows that reach the sink, the outputs that are folders, with their columns, and the structs."""
         session, job = self._session, self._job
-        folders, parts = _folders(session, job), [self._region(region) for region in stage.sides[0]]
+        folders, parts = _folders(session, job), [self._entry(region) for region in stage.sides[0]]
         if stage.columns:
             from onyxq.spark.plan.frame_outputs import laid_out
 
@@ -184,15 +187,17 @@ class _Flow:
             )
             parts += more
         if timed(job):
-            parts.append(self._end)
-        frame = functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
-        return frame, folders
+            parts.append((self._end, Struct()))  # The sink drops its row, but Spark must read it.
+        named = {f"struct_{place}": part for place, part in enumerate(parts)}
+        frames = [_as_struct(frame, name) for name, (frame, _) in named.items()]
+        frame = functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+        return frame, folders, {name: struct for name, (_, struct) in named.items()}
 
     def sink(self, stage: Stage) -> Any:
         """Return the writer of all outputs."""
         job, setting = self._job, self._setting
         self._session.dataSource.register(outputs.Outputs)
-        frame, folders = self.outputs(stage)
+        frame, folders, structs = self.outputs(stage)
         for folder in folders:
             tables.check(folder, folder.schema)
         limit = self._bounds.get(OUTPUTS)
@@ -203,6 +208,7 @@ class _Flow:
             queues[rows.LETTER] = {"queue": letters.queue_of(job.id), "own": True}
         common = {**_common(job, setting), "committed": str(setting.batch)}
         options = outputs.options_of(folders, queues, errors, common)
+        options |= outputs.regions_of(self._place.body, structs)
         options["letters"] = json.dumps([task.name for task in tasks if letters.wanted(job, task.name)])
         options["attempt"] = str(letters.attempt_of(job))
         options["inputs"] = json.dumps(streams(job) or sources(frame))
@@ -321,6 +327,13 @@ def _common(job: Job, setting: Setting) -> dict[str, str]:
 def _folders(session: Any, job: Job) -> list[Folder]:
     names = [task.name for task in job.catalog]
     return [_with_columns(session, folder, f"catalog[{names.index(folder.name)}]") for folder in folders_of(job)]
+
+
+def _as_struct(frame: Any, name: str) -> Any:
+    """Return the rows of a frame as the only column of another one."""
+    from pyspark.sql import functions as of
+
+    return frame.select(of.struct(*(of.col(quoted(column)) for column in frame.columns)).alias(name))
 
 
 def _queue(task: Output) -> dict[str, Any]:

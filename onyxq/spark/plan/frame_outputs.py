@@ -1,8 +1,4 @@
-"""Frames that go to outputs of files: their rows are columns until they are in the file.
-
-The sink gets one frame with the rows of all outputs. A row of a segment has a payload. A row of a frame has its columns
-in a struct. There is one struct for each set of columns, and in a row the other structs are null.
-"""
+"""Frames that go to outputs of files: their rows are columns until they are in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from typing import Any
 
 from attrs import evolve
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as of
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -28,8 +23,7 @@ from onyxq.spark.failures import said_by
 from onyxq.spark.files.formats import check_schema
 from onyxq.spark.files.staging import Folder
 from onyxq.spark.plan.frames import arrow_schema, columns_in
-from onyxq.spark.plan.inputs import quoted
-from onyxq.spark.plan.outputs import COLUMNS
+from onyxq.spark.plan.outputs import Struct
 
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 """Digits of integers of each type."""
@@ -42,8 +36,10 @@ _WIDER = {
 """Type of numbers -> types that hold all of them."""
 
 
-def laid_out(frames: Sequence[tuple[str, str, Any]], folders: Iterable[Folder]) -> tuple[list[Folder], list[Any]]:
-    """Return the outputs with their columns, and the frames with the sink's rows.
+def laid_out(
+    frames: Sequence[tuple[str, str, Any]], folders: Iterable[Folder]
+) -> tuple[list[Folder], list[tuple[Any, Struct]]]:
+    """Return the outputs with their columns, and the frames that reach the sink, each with its outputs.
 
     ``frames``: task, output and the task's frame, for each edge. An output without the option ``schema`` gets the
     columns of its first frame. Raises `BadRequest` if a frame does not fit the columns of its output.
@@ -59,9 +55,7 @@ def laid_out(frames: Sequence[tuple[str, str, Any]], folders: Iterable[Folder]) 
         found[name] = folder = evolve(folder, schema=folder.schema or _described(folder, wanted))
         check_schema(folder)
         groups.setdefault((source, wanted.json()), (fitted, []))[1].append(name)
-    structs = {said: f"{COLUMNS}{place}" for place, said in enumerate(dict.fromkeys(said for _, said in groups))}
-    rows = [_row(frame, names, structs[said]) for (_, said), (frame, names) in groups.items()]
-    return list(found.values()), rows
+    return list(found.values()), [(frame, Struct(outs=names)) for frame, names in groups.values()]
 
 
 def _described(folder: Folder, columns: StructType) -> str:
@@ -130,11 +124,3 @@ def _holds(wanted: DataType, kind: DataType) -> bool:
 
 def _refused(folder: Folder, what: str) -> BadRequest:
     return BadRequest(f"output {folder.name}: {what}", field=folder.name)
-
-
-def _row(frame: Any, names: list[str], struct: str) -> Any:
-    """Return the rows of a frame as the sink takes them, once for each of these outputs."""
-    columns = of.struct(*(of.col(quoted(name)) for name in frame.columns)).alias(struct)
-    nothing = of.lit(None).cast("binary")
-    out = of.lit(names[0]) if len(names) == 1 else of.explode(of.array(*map(of.lit, names)))
-    return frame.select(nothing.alias("lineage"), out.alias("out"), nothing.alias("payload"), columns)

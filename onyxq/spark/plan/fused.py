@@ -1,4 +1,4 @@
-"""A region of a job's workflow as one Python function, which Spark calls with whole batches of segments.
+"""A region of a job's workflow as one Python function of whole batches, a part of the cut or sink after it.
 
 A segment passes from task to task by plain calls. So functions, branches, flow conditions and the handling of
 exceptions cost a few microseconds. As separate Spark stages each task would cost another transfer between Spark's
@@ -46,16 +46,16 @@ class Feed:
     frame: Any
     side: int = 0
     """The side of a join."""
-    run: Callable[[Iterable[Any]], Iterator[Any]] | None = None
-    """The function that makes Arrow batches of segments; None if the rows themselves are the segments."""
+    run: Callable[[Iterable[Any]], Iterator[Row]] | None = None
+    """The function that makes rows of segments of Arrow batches; None if the rows themselves are the segments."""
     names: tuple[str, ...] = ()
     """Names of the columns if the rows are the segments; ``frame`` has plain ones."""
 
 
-def run(place: Place, region: Region, shape: str, names: tuple[str, ...], batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the output of one part of a batch; ``names``: of its columns, if rows have the shape of columns.
+def made(place: Place, region: Region, shape: str, names: tuple[str, ...], batches: Iterable[Any]) -> Iterator[Row]:
+    """Yield what a region makes of the Arrow batches of one part of a batch; runs in a worker.
 
-    `mapInArrow` calls this in a worker.
+    ``names``: of the columns, if rows have the shape of columns.
     """
     from pyspark import TaskContext
 
@@ -66,8 +66,12 @@ def run(place: Place, region: Region, shape: str, names: tuple[str, ...], batche
     if shape == rows.COLUMNS:
         batches = (one.rename_columns(list(names)) for one in batches)
     segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}", way=fused.way)
-    made = fused.batch(segments, {"batch": batch, "part": part}, letters=shape == rows.LETTERS)
-    yield from rows.batches(made)
+    yield from fused.batch(segments, {"batch": batch, "part": part}, letters=shape == rows.LETTERS)
+
+
+def run(place: Place, region: Region, shape: str, names: tuple[str, ...], batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the same as Arrow batches; `mapInArrow` calls this in a worker."""
+    yield from rows.batches(made(place, region, shape, names, batches))
 
 
 @lru_cache(maxsize=64)

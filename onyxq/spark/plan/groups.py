@@ -211,7 +211,7 @@ class _Deal:
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         part = _Part(batches)
         dealer, sent, seen = self._work.dealer(), _Sent(self._groups, self._place, part), False
-        for given in part if self._run is None else rows.sent(self._run(part)):
+        for given in part if self._run is None else self._run(part):
             if self._run is None:
                 seen = True
                 self._add_columns(dealer, given, part.now_ms)

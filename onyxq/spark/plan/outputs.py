@@ -1,5 +1,10 @@
 """The sink of a job's query: one for all its outputs, so that a batch is committed once.
 
+The sink gets one frame with all rows that lead to outputs. It has a column for each region before the outputs, and one
+for each frame whose rows go to files as columns. In a row, one of these columns has the row as a struct, and the others
+are null. The regions are a part of the sink's function. So a segment passes from a region to its output by a call, and
+not through Spark.
+
 Rows for queues are prepared with the peers (`onyxq.spark.queues.sink`). Rows for other outputs are written to hidden
 files (`onyxq.spark.files.file_sink`). Then one entry of the log commits the batch with the tasks that it has read, and
 files become visible. Without a peer (a query that is run by hand) only Spark's checkpoint decides.
@@ -7,22 +12,25 @@ files become visible. Without a peer (a query that is run by hand) only Spark's 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pyarrow
-from attrs import asdict, frozen
-from pyarrow import compute
+from attrs import asdict, field, frozen
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onyxq.core.errors import BadRequest
 from onyxq.jobs import letters
+from onyxq.jobs.encoding import decode
 from onyxq.jobs.values import pack, shown, unpack
 from onyxq.spark.checkpoint import news_of, offsets_of, recorded
 from onyxq.spark.failures import described, of_task
@@ -31,32 +39,51 @@ from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.files.staging import Written as File
 from onyxq.spark.lineage import of_letter
 from onyxq.spark.plan import rows
+from onyxq.spark.plan.fused import Place, Row, made
+from onyxq.spark.plan.regions import Region, stages
 
 FORMAT = "onyxq-outputs"
-COLUMNS = "columns_"
-"""Prefix of the sink's columns that hold the columns of frames, each as a struct."""
 
 
-def _of_frames(batch: Any) -> Iterator[tuple[str, Any]]:
-    """Yield output and table of the rows of a batch that are columns (`onyxq.spark.plan.frame_outputs`)."""
-    for name in batch.schema.names:
-        nulls = batch.column(name).null_count
-        if not name.startswith(COLUMNS) or nulls == batch.num_rows:
-            continue
-        mine = batch.filter(compute.is_valid(batch.column(name))) if nulls else batch
-        outs = compute.unique(mine.column("out")).to_pylist()
-        for out in outs:
-            one = mine.filter(compute.equal(mine.column("out"), out)) if len(outs) > 1 else mine
-            yield out, pyarrow.RecordBatch.from_struct_array(one.column(name))
+@frozen
+class Struct:
+    """The contents of one of the sink's columns; with neither region nor outputs they are dropped."""
+
+    entry: str = ""
+    """The entry of the region that takes the rows; empty if they go to files as columns."""
+    shape: str = ""
+    """The shape of the rows for the region (`onyxq.spark.plan.rows`)."""
+    names: tuple[str, ...] = field(default=(), converter=tuple)
+    """Names of the columns for the region, if the rows have the shape of columns."""
+    outs: tuple[str, ...] = field(default=(), converter=tuple)
+    """The outputs that take the columns, without a region."""
 
 
-def _segments(staging: Staging, batches: Iterable[Any]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield output, lineage and payload of the rows that are segments, and write the rows that are columns."""
+def runs(batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the sink's rows in their order, as an Arrow batch for each stretch of rows in the same column.
+
+    Each batch has the name of its column. The order matters: the rows of a part of an input follow each other, so one
+    call of a region gets all of them and can count them.
+    """
     for batch in batches:
-        for out, found in _of_frames(batch):
-            staging.add_batch(out, found)
-        if batch.column("payload").null_count < batch.num_rows:  # Columns do not become Python objects.
-            yield from (row for row in rows.sent([batch]) if row[2] is not None and row[0] != rows.END)
+        start = 0
+        while start < batch.num_rows:
+            name, values = next(
+                (name, column.slice(start))
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                if column[start].is_valid
+            )
+            length = values.is_valid().index(False).as_py()
+            values = values.slice(0, length if length >= 0 else None)
+            yield name, pyarrow.RecordBatch.from_arrays(values.flatten(), schema=pyarrow.schema(list(values.type)))
+            start += len(values)
+
+
+@lru_cache(maxsize=64)
+def _regions(body: bytes) -> dict[str, Region]:
+    """Return the regions of a job that lead to outputs, by their entries."""
+    (regions,) = stages(decode(body))[-1].sides
+    return {region.entry: region for region in regions}
 
 
 @frozen
@@ -83,6 +110,12 @@ def options_of(
     return {**said, "outputs": json.dumps(queues), "errors": json.dumps(errors)}
 
 
+def regions_of(body: bytes, structs: Mapping[str, Struct]) -> dict[str, str]:
+    """Return further options of the sink: the job's bytes, and what the columns contain, by their names."""
+    contents = {name: asdict(struct) for name, struct in structs.items()}
+    return {"body": base64.b64encode(body).decode(), "structs": json.dumps(contents)}
+
+
 def refusal(error: BadRequest, out: str, payload: bytes) -> bytes:
     """Return the segment, as msgpack, about a segment that an output has refused."""
     return pack({"output": out, "error": error.message, "segment": shown(unpack(payload))})
@@ -102,7 +135,7 @@ class Outputs(DataSource):
 
 
 class Routed(DataSourceStreamArrowWriter):
-    """Writes each row to the output in its column ``out``."""
+    """Writes the rows of the sink's columns, and what regions make of them, to their outputs."""
 
     def __init__(self, folders: dict[str, Folder], options: dict[str, str]) -> None:
         self._folders = folders
@@ -132,6 +165,19 @@ class Routed(DataSourceStreamArrowWriter):
 
     # --- executors
 
+    def _rows(self, batches: Iterable[Any], staging: Staging) -> Iterator[Row]:
+        """Yield what regions make of the rows, and write the rows that are columns."""
+        structs = {name: Struct(**said) for name, said in json.loads(self._options["structs"]).items()}
+        body = base64.b64decode(self._options["body"])
+        place = Place(body, self._job, int(self._options["version"]))
+        for name, found in groupby(runs(batches), itemgetter(0)):
+            struct, mine = structs[name], (batch for _, batch in found)
+            if struct.entry:
+                yield from made(place, _regions(body)[struct.entry], struct.shape, struct.names, mine)
+            for batch in mine:  # If there was a region, it has read all.
+                for out in struct.outs:
+                    staging.add_batch(out, batch)
+
     def write(self, iterator: Iterator[Any]) -> Written:
         """Prepare the rows of one task; runs on an executor."""
         context: Any = TaskContext.get()
@@ -146,7 +192,7 @@ class Routed(DataSourceStreamArrowWriter):
             found=lambda folder: found().get(folder.name, ""),
         )
         try:
-            parts = self._write(iterator, staging, batch)
+            parts = self._write(self._rows(iterator, staging), staging, batch)
             return Written(tuple(staging.finish()), parts)
         except BadRequest as error:
             staging.discard()
@@ -155,7 +201,7 @@ class Routed(DataSourceStreamArrowWriter):
             staging.discard()
             raise
 
-    def _write(self, iterator: Iterator[Any], staging: Staging, batch: int) -> tuple[bytes, ...]:
+    def _write(self, found: Iterable[Row], staging: Staging, batch: int) -> tuple[bytes, ...]:
         from onyxq.spark.queues.shares import fitting_task
 
         sending = self._sending(batch)
@@ -180,7 +226,7 @@ class Routed(DataSourceStreamArrowWriter):
             # An error here may be about an earlier row: it fails the job.
             sending.add_task(queue, data, lineage=lineage, name=out, key=key)
 
-        for out, lineage, payload in _segments(staging, iterator):
+        for out, lineage, payload in found:
             put(out, payload, lineage)
         return () if sending is None else tuple(sending.finish().parts)
 

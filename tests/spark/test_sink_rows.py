@@ -1,0 +1,194 @@
+"""Rows on their way into the sink: each reaches its outputs once, in order, through its own region or as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.model import Function, Input, Job, Lifecycle, Output, Sql
+from onyxq.jobs.values import pack
+from onyxq.spark.failures import TaskFailed
+from onyxq.spark.files.formats import described
+from onyxq.spark.files.staging import Folder, Staging
+from onyxq.spark.plan import rows
+from onyxq.spark.plan.compile import Setting, compiled
+from onyxq.spark.plan.outputs import Routed, Struct, regions_of, runs
+from tests.spark.job_world import HERE, lines_job, written
+
+JOB = "j"
+NUMBERS = pyarrow.schema([("n", pyarrow.int64())])
+PLACED = pyarrow.schema([("c0", pyarrow.int64()), ("c1", pyarrow.int64()), ("c2", pyarrow.int32())])
+NAMES = ("n", rows.PLANNED, rows.PART)
+STRUCTS = {
+    "both": Struct(outs=("a", "b")),
+    "one": Struct(outs=("a",)),
+    "segments": Struct(entry="x", shape=rows.SEGMENTS),
+    "rows": Struct(entry="y", shape=rows.COLUMNS, names=NAMES),
+    "end": Struct(),
+}
+SCHEMA = pyarrow.schema(
+    [
+        ("both", pyarrow.struct(list(NUMBERS))),
+        ("one", pyarrow.struct(list(NUMBERS))),
+        ("segments", pyarrow.struct(list(rows.ARROW))),
+        ("rows", pyarrow.struct(list(PLACED))),
+        ("end", pyarrow.struct(list(rows.ARROW))),
+    ]
+)
+"""What the sink gets: columns of two frames, the segments of a cut, the rows of an input, and the end of all inputs."""
+CALLED: list[str] = []
+
+
+def called(known: dict[str, Any]) -> None:
+    """Note the call of a lifecycle."""
+    CALLED.append(known["task"])
+
+
+def failing(segment: Any) -> Any:
+    """Fail at every segment."""
+    raise ValueError("it fails")
+
+
+def job(**more: Any) -> Job:
+    """Return a job whose two inputs lead through a function to one output."""
+    return Job(
+        id=JOB,
+        workflow=[("x", "f"), ("y", "f"), ("f", "b")],
+        catalog=[
+            Input("x", format="rate"),
+            Input("y", format="rate"),
+            Function("f", f"{HERE}:same"),
+            Output("a", format="parquet", path="/a"),
+            Output("b", format="parquet", path="/b"),
+        ],
+        **more,
+    )
+
+
+def sink(folder: Path, made: Job | None = None) -> tuple[Routed, dict[str, Folder]]:
+    """Return the sink of the job, and its outputs."""
+    outs = {name: Folder(name, "parquet", str(folder / name), {}, described(NUMBERS)) for name in "ab"}
+    options = regions_of(encode(made or job()), STRUCTS)
+    return Routed(outs, {"job": JOB, "version": "1", **options}), outs
+
+
+def row(column: str, number: int, part: int = 0) -> dict[str, Any]:
+    """Return a row of the sink with a number, in one of its columns."""
+    segment = {"lineage": number.to_bytes(28, "big"), "out": "x", "payload": pack({"n": number})}
+    contents = {
+        "segments": segment,
+        "rows": {"c0": number, "c1": 1_800_000_000_000, "c2": part},
+        "end": {"lineage": b"", "out": rows.END, "payload": pack(None)},
+    }
+    return {column: contents.get(column, {"n": number})}
+
+
+def batch(chosen: Sequence[dict[str, Any]]) -> Any:
+    """Return an Arrow batch of rows."""
+    return pyarrow.RecordBatch.from_pylist(list(chosen), SCHEMA)
+
+
+def written_by(routed: Routed, outs: dict[str, Folder], batches: Sequence[Any], part: int = 0) -> list[tuple[str, int]]:
+    """Write batches as one task; return the numbers in its hidden files, each with its output."""
+    task = Staging(outs, job=JOB, batch=0, part=part)
+    routed._write(routed._rows(batches, task), task, 0)
+    files = [(one.out, Path(outs[one.out].path) / "_onyxq" / JOB / one.name) for one in task.finish()]
+    return [(out, number) for out, file in files for number in parquet.ParquetFile(file).read()["n"].to_pylist()]
+
+
+@pytest.mark.parametrize("size", range(1, len(STRUCTS) + 1))
+def test_each_row_of_a_batch_reaches_its_outputs_once(tmp_path: Path, size: int) -> None:
+    """A batch may hold columns of several frames, segments and rows for regions, or only some of these."""
+    routed, outs = sink(tmp_path)
+    expected = {"both": ["a", "b"], "one": ["a"], "segments": ["b"], "rows": ["b"], "end": []}
+    for number, chosen in enumerate(combinations(STRUCTS, size)):
+        given_rows = [row(name, place) for place, name in enumerate(chosen)]
+        found = written_by(routed, outs, [batch(given_rows)], number)
+        assert sorted(found) == sorted((out, place) for place, name in enumerate(chosen) for out in expected[name])
+
+
+@given(st.lists(st.lists(st.sampled_from(["both", "one", "segments"]), max_size=8), max_size=5))
+def test_rows_are_passed_on_in_their_order(columns: list[list[str]]) -> None:
+    """This holds wherever a batch ends, and however often the column changes."""
+    numbered = [[(name, 10 * place + at) for at, name in enumerate(one)] for place, one in enumerate(columns)]
+    batches = [batch([row(name, number) for name, number in one]) for one in numbered]
+    found = [
+        (name, int.from_bytes(one["lineage"], "big") if name == "segments" else one["n"])
+        for name, some in runs(batches)
+        for one in some.to_pylist()
+    ]
+    assert found == [one for some in numbered for one in some]
+
+
+def test_rows_of_all_parts_and_inputs_have_lineages_of_their_own(tmp_path: Path) -> None:
+    """One task of Spark may get several parts of both inputs, and a batch may begin and end within a part."""
+    routed, outs = sink(tmp_path)
+    parts = [("rows", 0, 5), ("segments", 0, 3), ("rows", 1, 2), ("rows", 2, 4)]
+    given_rows = [row(name, 100 * part + number, part) for name, part, count in parts for number in range(count)]
+    batches = [batch(given_rows[:3]), batch(given_rows[3:9]), batch(given_rows[9:])]
+    found = list(routed._rows(batches, Staging(outs, job=JOB, batch=0, part=0)))
+    assert [out for out, _, _ in found] == ["b"] * 14
+    assert [payload for _, _, payload in found] == [
+        pack({"n": 100 * part + number}) for _, part, count in parts for number in range(count)
+    ]
+    assert len({lineage for _, lineage, _ in found}) == 14
+    alone = list(routed._rows([batch(given_rows[8:10])], Staging(outs, job=JOB, batch=0, part=0)))
+    assert alone == found[8:10], "a part has the same lineages wherever it is read"
+
+
+def test_a_function_that_fails_in_the_sink_is_named(tmp_path: Path) -> None:
+    """The error is the task's, with its segment and the user's line, not the output's."""
+    catalog = [evolve(one, fn=f"{__name__}:failing") if isinstance(one, Function) else one for one in job().catalog]
+    routed, outs = sink(tmp_path, evolve(job(), catalog=catalog))
+    with pytest.raises(TaskFailed) as caught:
+        written_by(routed, outs, [batch([row("one", 1), row("rows", 5)])])
+    failure = caught.value.failure
+    assert (failure.task, failure.segment) == ("f", "{'n': 5}")
+    assert 'raise ValueError("it fails")' in failure.traceback and "outputs.py" not in failure.traceback
+
+
+def test_lifecycles_are_called_around_the_rows_of_each_input(tmp_path: Path) -> None:
+    """Rows of another column in between begin another part."""
+    CALLED.clear()
+    made = job(lifecycles=[Lifecycle("f", before_batch=f"{__name__}:called", after_batch=f"{__name__}:called")])
+    routed, outs = sink(tmp_path, made)
+    given_rows = [row("rows", 1), row("rows", 2), row("one", 3), row("rows", 4, part=1)]
+    written_by(routed, outs, [batch(given_rows[:1]), batch(given_rows[1:])])
+    assert CALLED == ["f"] * 4
+
+
+@pytest.mark.long
+def test_rows_of_an_input_come_to_python_once(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The function runs in the sink, beside a frame of the same input that goes to the same kind of output."""
+    one = lines_job(tmp_path, Function("split", f"{HERE}:words"))
+    one = evolve(
+        one,
+        workflow=[*one.workflow, ("in", "long"), ("long", "columns")],
+        catalog=[
+            *one.catalog,
+            Sql("long", "select value from `in` where length(value) > 2"),
+            Output("columns", format="json", path=str(tmp_path / "columns")),
+        ],
+        key_groups=2,
+    )
+    (tmp_path / "in" / "a.txt").write_text("a b\nc\n")
+    body = encode(one)
+    setting = Setting(version=1, slots=2, checkpoint=str(tmp_path / "checkpoint"), connect=None)
+    query = compiled(spark, decode(body), body, setting).start()
+    query.awaitTermination()
+    capsys.readouterr()
+    query.explain()
+    shown = capsys.readouterr().out
+    assert "FileScan text" in shown and "MapInArrow" not in shown
+    assert sorted(made["word"] for made in written(tmp_path / "out")) == ["a", "b", "c"]
+    assert written(tmp_path / "columns") == [{"value": "a b"}]
