@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pyarrow
 import pytest
 from attrs import evolve
@@ -14,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from onyxq.core.ids import make_id
 from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.key_state import hash64
 from onyxq.jobs.model import Function, Input, Job, Lifecycle, Output, Sql
 from onyxq.jobs.values import pack
 from onyxq.spark.failures import TaskFailed
@@ -24,8 +28,10 @@ from onyxq.spark.plan import rows
 from onyxq.spark.plan.compile import Setting, compiled
 from onyxq.spark.plan.outputs import Routed, Struct, regions_of, runs
 from tests.spark.job_world import HERE, lines_job, written
+from tests.spark.test_frames import completed
 
 JOB = "j"
+TIME_MS = 1_800_000_000_000
 NUMBERS = pyarrow.schema([("n", pyarrow.int64())])
 PLACED = pyarrow.schema([("c0", pyarrow.int64()), ("c1", pyarrow.int64()), ("c2", pyarrow.int32())])
 NAMES = ("n", rows.PLANNED, rows.PART)
@@ -87,7 +93,7 @@ def row(column: str, number: int, part: int = 0) -> dict[str, Any]:
     segment = {"lineage": number.to_bytes(28, "big"), "out": "x", "payload": pack({"n": number})}
     contents = {
         "segments": segment,
-        "rows": {"c0": number, "c1": 1_800_000_000_000, "c2": part},
+        "rows": {"c0": number, "c1": TIME_MS, "c2": part},
         "end": {"lineage": b"", "out": rows.END, "payload": pack(None)},
     }
     return {column: contents.get(column, {"n": number})}
@@ -146,6 +152,21 @@ def test_rows_of_all_parts_and_inputs_have_lineages_of_their_own(tmp_path: Path)
     assert alone == found[8:10], "a part has the same lineages wherever it is read"
 
 
+def test_a_row_is_identified_by_its_place_in_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts may alternate, batches may end anywhere, and a counter that is full begins again with another maker."""
+    monkeypatch.setattr(rows, "COUNTER_MAX", 3)
+    parts, counts, wanted = [0, 0, 0, 1, 1, 0, 0, 2, 0, 0, 0, 0, 1], Counter[int](), []
+    for number, part in enumerate(parts):
+        block, index = divmod(counts[part], 4)
+        counts[part] += 1
+        wanted.append((make_id(TIME_MS, 0, hash64(msgpack.packb(["y", "j/0", part, block])), index), {"n": number}, ""))
+    columns = [pyarrow.array(range(13)), pyarrow.array([TIME_MS] * 13), pyarrow.array(parts, pyarrow.int32())]
+    whole = pyarrow.table(columns, names=list(NAMES))
+    for size in (1, 4, 13):
+        batches = whole.to_batches(max_chunksize=size)
+        assert list(rows.segments(batches, rows.COLUMNS, entry="y", place="j/0")) == wanted
+
+
 def test_a_function_that_fails_in_the_sink_is_named(tmp_path: Path) -> None:
     """The error is the task's, with its segment and the user's line, not the output's."""
     catalog = [evolve(one, fn=f"{__name__}:failing") if isinstance(one, Function) else one for one in job().catalog]
@@ -192,3 +213,23 @@ def test_rows_of_an_input_come_to_python_once(spark: Any, tmp_path: Path, capsys
     assert "FileScan text" in shown and "MapInArrow" not in shown
     assert sorted(made["word"] for made in written(tmp_path / "out")) == ["a", "b", "c"]
     assert written(tmp_path / "columns") == [{"value": "a b"}]
+
+
+@pytest.mark.long
+def test_rows_of_each_input_are_counted_if_another_input_has_none(spark: Any, tmp_path: Path) -> None:
+    """Spark may leave an input without new files out of a batch."""
+    for name, files in (("x", 1), ("y", 3)):
+        (tmp_path / name).mkdir()
+        for number in range(files):
+            (tmp_path / name / f"{number}.txt").write_text(f"{name}\n{number}\n")
+    inputs = [
+        Input(name, format="text", path=str(tmp_path / name), options={"maxFilesPerTrigger": "1"}) for name in "xy"
+    ]
+    catalog = [*inputs, Function("f", f"{HERE}:same"), Output("out", format="json", path=str(tmp_path / "out"))]
+    events: list[Any] = []
+    completed(spark, Job(id="two", workflow=[("x", "f"), ("y", "f"), ("f", "out")], catalog=catalog), tmp_path, events)
+    counts: Counter[str] = Counter()
+    for event in events:
+        counts.update(event["progress"]["inputs"] if event["event"] == "progress" else {})
+    assert counts == {"x": 2, "y": 6}
+    assert len(written(tmp_path / "out")) == 8

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import msgpack
 import pyarrow
+from pyarrow import compute
 
-from onyxq.core.ids import COUNTER_MAX, make_id
+from onyxq.core.ids import COUNTER_MAX, ids_of, make_id
 from onyxq.jobs.key_state import hash64
 from onyxq.jobs.letters import letter_in
 from onyxq.jobs.values import Unfit, unpack
@@ -88,16 +90,27 @@ def _from_letters(batch: Any, way: str) -> Iterator[Segment]:
 def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Segment]:
     """Yield segments of rows, identified by their batch, part and index in it."""
     counts: Counter[int] = Counter()
-    makers: dict[int, int] = {}
     for batch in batches:
-        times, parts = batch.column(PLANNED).to_pylist(), batch.column(PART).to_pylist()
         own = batch.select([name for name in batch.schema.names if name not in (PLANNED, PART)])
-        for row, planned, part in zip(_rows(own, entry), times, parts, strict=True):
+        yield from zip(_lineages(batch, counts, entry, place), _rows(own, entry), repeat(""))
+
+
+def _lineages(batch: Any, counts: Counter[int], entry: str, place: str) -> Iterator[bytes]:
+    """Yield the lineages of the rows of an Arrow batch; ``counts``: part -> the number of its rows so far.
+
+    Rows of the same part that follow each other have the same time.
+    """
+    stretches = compute.run_end_encode(batch.column(PART))
+    start = 0
+    for part, end in zip(stretches.values.to_pylist(), stretches.run_ends.to_pylist(), strict=True):
+        planned = batch.column(PLANNED)[start].as_py()
+        while start < end:
             block, index = divmod(counts[part], COUNTER_MAX + 1)
-            counts[part] += 1
-            if index == 0:
-                makers[part] = hash64(msgpack.packb([entry, place, part, block]))
-            yield make_id(planned, 0, makers[part], index), row, ""
+            count = min(end - start, COUNTER_MAX + 1 - index)
+            maker = hash64(msgpack.packb([entry, place, part, block]))
+            counts[part] += count
+            start += count
+            yield from ids_of(make_id(planned, 0, maker, index), count)
 
 
 def _rows(batch: Any, entry: str) -> Iterator[dict[str, Any]]:
