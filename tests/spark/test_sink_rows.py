@@ -136,6 +136,14 @@ def test_rows_are_passed_on_in_their_order(columns: list[list[str]]) -> None:
     assert found == [one for some in numbered for one in some]
 
 
+def test_columns_do_not_keep_the_other_rows_of_their_batch_in_memory() -> None:
+    """A file keeps them until it has enough for a row group, and counts their own bytes only."""
+    chosen = [row("one", 1), *(row("rows", number) for number in range(1_000)), row("one", 2)]
+    found = [some for name, some in runs([batch(chosen)]) if name == "one"]
+    assert [some.to_pylist() for some in found] == [[{"n": 1}], [{"n": 2}]]
+    assert all(some.get_total_buffer_size() < 1_000 for some in found)
+
+
 def test_rows_of_all_parts_and_inputs_have_lineages_of_their_own(tmp_path: Path) -> None:
     """One task of Spark may get several parts of both inputs, and a batch may begin and end within a part."""
     routed, outs = sink(tmp_path)
