@@ -175,6 +175,14 @@ def test_a_row_is_identified_by_its_place_in_its_part(monkeypatch: pytest.Monkey
         assert list(rows.segments(batches, rows.COLUMNS, entry="y", place="j/0")) == wanted
 
 
+def test_a_batch_with_more_lineages_than_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise rows would be lost without an error."""
+    whole = pyarrow.table([[5, 6], [TIME_MS] * 2, pyarrow.array([0] * 2, pyarrow.int32())], names=list(NAMES))
+    monkeypatch.setattr(rows.columns, "segments", lambda given: iter(given.to_pylist()[:-1]))
+    with pytest.raises(ValueError, match="shorter"):
+        list(rows.segments(whole.to_batches(), rows.COLUMNS, entry="y", place="j/0"))
+
+
 def test_a_function_that_fails_in_the_sink_is_named(tmp_path: Path) -> None:
     """The error is the task's, with its segment and the user's line, not the output's."""
     catalog = [evolve(one, fn=f"{__name__}:failing") if isinstance(one, Function) else one for one in job().catalog]

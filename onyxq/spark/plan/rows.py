@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import repeat
 from typing import Any
 
 import msgpack
@@ -92,7 +91,8 @@ def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Se
     counts: Counter[int] = Counter()
     for batch in batches:
         own = batch.select([name for name in batch.schema.names if name not in (PLANNED, PART)])
-        yield from zip(_lineages(batch, counts, entry, place), _rows(own, entry), repeat(""))
+        for lineage, row in zip(_lineages(batch, counts, entry, place), _rows(own, entry), strict=True):
+            yield lineage, row, ""
 
 
 def _lineages(batch: Any, counts: Counter[int], entry: str, place: str) -> Iterator[bytes]:
