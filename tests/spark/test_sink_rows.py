@@ -26,6 +26,7 @@ from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.plan import rows
 from onyxq.spark.plan.compile import Setting, compiled
+from onyxq.spark.plan.frame_outputs import laid_out
 from onyxq.spark.plan.outputs import Routed, Struct, regions_of, runs
 from tests.spark.job_world import HERE, lines_job, written
 from tests.spark.test_frames import completed
@@ -202,6 +203,21 @@ def test_lifecycles_are_called_around_the_rows_of_each_input(tmp_path: Path) -> 
     given_rows = [row("rows", 1), row("rows", 2), row("one", 3), row("rows", 4, part=1)]
     written_by(routed, outs, [batch(given_rows[:1]), batch(given_rows[1:])])
     assert CALLED == ["f"] * 4
+
+
+@pytest.mark.long
+def test_only_outputs_with_the_same_rows_share_a_frame(spark: Any) -> None:
+    """Text takes the only column under any name, and another output with the same columns takes it by its name."""
+    columns = {"schema": "value string", "other_fields": "drop"}
+    value = described(pyarrow.schema([("value", pyarrow.string())]))
+    folders = [
+        Folder("text", "text", "/text", {}),
+        *(Folder(name, "json", f"/{name}", columns, value) for name in ("json", "more")),
+    ]
+    frame = spark.sql("select 'x' as word")
+    _, parts = laid_out([("f", folder.name, frame) for folder in folders], folders)
+    found = {struct.outs: [one.asDict() for one in part.collect()] for part, struct in parts}
+    assert found == {("text",): [{"value": "x"}], ("json", "more"): [{"value": None}]}
 
 
 @pytest.mark.long

@@ -46,7 +46,7 @@ def laid_out(
     """
     found = {folder.name: folder for folder in folders}
     columns = {folder.name: columns_in(folder.options["schema"]) for folder in folders if folder.schema}
-    groups: dict[tuple[str, str], tuple[Any, list[str]]] = {}
+    groups: dict[tuple[str, tuple[str, ...], str], tuple[Any, list[str]]] = {}
     for source, name, frame in frames:
         folder = found[name]
         frame = frame.toDF("value") if folder.format == "text" and len(frame.columns) == 1 else frame
@@ -54,7 +54,7 @@ def laid_out(
         fitted = _fitted(folder, frame, wanted)
         found[name] = folder = evolve(folder, schema=folder.schema or _described(folder, wanted))
         check_schema(folder)
-        groups.setdefault((source, wanted.json()), (fitted, []))[1].append(name)
+        groups.setdefault((source, tuple(frame.columns), wanted.json()), (fitted, []))[1].append(name)
     return list(found.values()), [(frame, Struct(outs=names)) for frame, names in groups.values()]
 
 
