@@ -92,7 +92,6 @@ class Fused:
         self._lifecycles = Lifecycles(job, known or {"job": job.id})
         names = (region.entry, *region.tasks)
         self._steps = {name: _Step(job, region, name, self._lifecycles, self.way) for name in names}
-        self._wanted = frozenset(region.wanted)
         self._carries = carries_letters(job, region)
         outputs = dict.fromkeys(to for _, to in region.wanted if isinstance(job.task(to), Output))
         self._names = (*self._steps, *outputs)
@@ -140,8 +139,9 @@ class Fused:
                 if edge is None or (only and to != only):
                     assert not again, "a letter fits the definition of its job"
                     continue  # The task has no wanted edge in this region, or the segment is not for it.
-                after = child(lineage, edge, ordinal)
-                if (name, to) in self._wanted:
+                number, leaves = edge
+                after = child(lineage, number, ordinal)
+                if leaves:
                     found.append((to, after, step.packed(made)))
                 else:
                     staying.append((to, after, made))
@@ -160,8 +160,9 @@ class _Step:
         self._name = name
         self._lifecycles = lifecycles
         self._way = way
-        self.edges = {to: job.workflow.index((name, to)) for source, to in region.edges if source == name}
-        """The tasks after it that matter here -> index of the edge in the workflow."""
+        edges = [edge for edge in region.edges if edge[0] == name]
+        self.edges = {edge[1]: (job.workflow.index(edge), edge in region.wanted) for edge in edges}
+        """The tasks after it that matter here -> the edge's index in the workflow, and whether it leaves the region."""
         task = job.task(name)
         self._lettered = isinstance(task, Function) and wanted(job, name)
         self._params = dict(task.params) if isinstance(task, Function) else {}
