@@ -154,9 +154,8 @@ def fitter(kind: Any, *, nullable: bool = True) -> Convert:
 
 def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
     """Return a function from a segment to the list of its columns' values; ``drop_others`` ignores other fields."""
-    make: Convert = lambda part: fitter(part.type, nullable=part.nullable)  # noqa: E731  # as `within` calls it
-    fitters = [(part.name, within(part.name, make, part)) for part in fields]
-    names = frozenset(name for name, _ in fitters)
+    fitters = [(part.name, within(part.name, _of_part, part), part.nullable) for part in fields]
+    names = frozenset(name for name, *_ in fitters)
 
     def fit(segment: Any) -> list[Any]:
         if type(segment) is not dict:
@@ -166,13 +165,19 @@ def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
             raise Unfit(str(other), f"is not one of the columns: {', '.join(sorted(names))}")
         row: list[Any] = []
         try:
-            for name, convert in fitters:
-                row.append(convert(segment.get(name)))
+            for name, convert, nullable in fitters:
+                value = segment.get(name)
+                row.append(None if value is None and nullable else convert(value))
         except Unfit as error:
             raise _placed(fitters[len(row)][0], error) from None
         return row
 
     return fit
+
+
+def _of_part(part: Any) -> Convert:
+    """Return the function for a column's values. It is not called for None if the column may have None."""
+    return _fitter(part.type) if part.nullable else fitter(part.type, nullable=False)
 
 
 def within(place: str, convert: Convert, value: Any) -> Any:

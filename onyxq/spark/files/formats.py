@@ -282,7 +282,11 @@ class Parquet:
         self._columns.add({name: value for name, value in row.items() if name not in names})
 
     def _write(self, segment: Any, size: int) -> None:
-        self._rows.append(self._fitting(self._fit, segment))
+        try:
+            row = self._fit(segment)
+        except Unfit as error:
+            raise refused(self._output, error, self._hint) from None
+        self._rows.append(row)
         self._unwritten += size
         if len(self._rows) >= ROWS_MAX:
             self._flush()
