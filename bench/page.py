@@ -347,6 +347,11 @@ def _jobs(found: Map) -> Iterator[str]:
     for output in ("parquet", "delta"):
         plain = found[f"plain_spark_to_{output}"]
         rows.append(["plain Spark", output, _count(plain["rows_per_s"]), "", *_needs(plain), ""])
+        if (beside := found.get(f"plain_spark_function_to_{output}")) is not None:
+            times = plain["rows_per_s"] / beside["rows_per_s"]
+            rows.append(
+                ["plain Spark, function", output, _count(beside["rows_per_s"]), _ratio(times), *_needs(beside), ""]
+            )
         for task, most in TIMES_PLAIN_SPARK.items():
             one = found[f"{task}_to_{output}"]
             times = plain["rows_per_s"] / one["rows_per_s"]

@@ -1,12 +1,15 @@
 """Measures whole jobs, from files through one task to files or a table, beside plain Spark; a part of `bench.spark`.
 
-Both read the same Parquet files in the same batches and write the same rows. Each run has processes of its own: a peer
-with its Spark host, or a Python process with Spark (`bench.spark_plain`). Rates are those of all batches but the first.
+Both read the same Parquet files in the same batches and write the same rows. Plain Spark does the work by a query that
+stays in the virtual machine, and again by the Python function that the job has. Each run has processes of its own: a
+peer with its Spark host, or a Python process with Spark (`bench.spark_plain`). Rates are those of all batches but the
+first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +26,7 @@ import pyarrow.parquet as pq
 from bench.common import medians, progress
 from bench.drive import started
 from bench.onyxq_system import ROOT, OnyxqEmbedded1
-from bench.spark_plain import FILES_PER_BATCH, SCHEMA, Batch, peak_mib, rate
+from bench.spark_plain import FILES_PER_BATCH, RESULT, SCHEMA, Batch, peak_mib, rate
 from onyxq import Client, Frame, Function, Input, Job, Output, Sql
 
 FILES = 40
@@ -37,7 +40,7 @@ WARM_UP = 10
 SLOTS = 2
 JOB_S_MAX = 600
 QUERY = f"select id, user, amount * {TAX} as total from rows where amount >= {LEAST}"
-RESULT = "id bigint, user string, total double"
+FUNCTION = "bench.spark_jobs:taxed"
 
 
 def taxed(segment: dict[str, Any]) -> dict[str, Any] | None:
@@ -55,10 +58,12 @@ def taxed_frame(rows: Any) -> Any:
 TASKS: Mapping[str, Callable[[], Any]] = {
     "frame": lambda: Frame("work", "bench.spark_jobs:taxed_frame"),
     "sql": lambda: Sql("work", QUERY),
-    "function": lambda: Function("work", "bench.spark_jobs:taxed"),
+    "function": lambda: Function("work", FUNCTION),
 }
 """Kind of task -> the task that does the work."""
 PLAIN = "plain_spark"
+PLAIN_WORK = {PLAIN: QUERY, "plain_spark_function": FUNCTION}
+"""Measurement of plain Spark -> what does the work there (`bench.spark_plain`)."""
 
 
 class SparkPeer(OnyxqEmbedded1):
@@ -87,7 +92,7 @@ def jobs(rows: int, runs: int, directory: Path) -> dict[str, Any]:
     cases = {
         f"{task}_to_{output}": Case(task, output, large, FILES_PER_BATCH, left)
         for output in ("parquet", "delta")
-        for task in (PLAIN, *TASKS)
+        for task in (*PLAIN_WORK, *TASKS)
     } | {f"{task}_small_batches": Case(task, "parquet", small, 1, small_left) for task in (PLAIN, "sql", "function")}
     rounds = []
     for number in range(runs):
@@ -117,7 +122,7 @@ def measure(case: Case, directory: Path) -> dict[str, Any]:
     """Run one case in fresh processes; raise `AssertionError` if its output has another number of rows."""
     directory.mkdir()
     out = directory / "out"
-    batches, start_s, memory_mib = (_plain if case.task == PLAIN else _job)(case, directory, out)
+    batches, start_s, memory_mib = (_plain if case.task in PLAIN_WORK else _job)(case, directory, out)
     found = _count(out, case.output)
     if found != case.rows_left:
         raise AssertionError(f"{case.task} to {case.output}: {found} rows are there instead of {case.rows_left}")
@@ -159,8 +164,9 @@ def _plain(case: Case, directory: Path, out: Path) -> tuple[list[Batch], float, 
     began_s = time.time()
     options = [str(case.source), str(out), case.output, str(case.files_per_batch), str(directory / "checkpoint")]
     done = subprocess.run(
-        [sys.executable, "-m", "bench.spark_plain", str(SLOTS), QUERY, *options],
+        [sys.executable, "-m", "bench.spark_plain", str(SLOTS), PLAIN_WORK[case.task], *options],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # Its workers import the function.
         check=True,
         stdout=subprocess.PIPE,
         timeout=JOB_S_MAX,

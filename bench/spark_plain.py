@@ -1,24 +1,30 @@
 """Plain Spark that does what a measured job does, as a process of its own: the system beside `bench.spark_jobs`.
 
-    python -m bench.spark_plain SLOTS QUERY INPUT OUTPUT FORMAT FILES_PER_BATCH CHECKPOINT
+    python -m bench.spark_plain SLOTS WORK INPUT OUTPUT FORMAT FILES_PER_BATCH CHECKPOINT
 
-A stream of Parquet files through a query to Parquet (Spark's own sink) or to a Delta table (``foreachBatch`` with the
-package deltalake), with Spark's own settings. It prints its batches and the memory of its processes as JSON.
+A stream of Parquet files through WORK to Parquet (Spark's own sink) or to a Delta table (``foreachBatch`` with the
+package deltalake), with Spark's own settings. WORK is a query, or ``MODULE:FUNCTION``: a function of one row as a dict,
+which `mapInArrow` calls. The program prints its batches and the memory of its processes as JSON.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from onyxq.spark.session import descendants
 
 SCHEMA = "id bigint, user string, amount double"
+RESULT = "id bigint, user string, total double"
+"""The columns that the work returns."""
 FILES_PER_BATCH = 4
 
 
@@ -52,7 +58,7 @@ def main() -> None:
     """Run the stream to its end."""
     from pyspark.sql import SparkSession
 
-    slots, query, source, out, kind, files_per_batch, checkpoint = sys.argv[1:]
+    slots, work, source, out, kind, files_per_batch, checkpoint = sys.argv[1:]
     session = (
         SparkSession.builder.master(f"local[{slots}]")
         .config("spark.ui.enabled", "false")
@@ -61,7 +67,8 @@ def main() -> None:
     )
     stream = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_batch).parquet(source)
     stream.createOrReplaceTempView("rows")
-    writer = session.sql(query).writeStream.trigger(availableNow=True).option("checkpointLocation", checkpoint)
+    worked = session.sql(work) if work.startswith("select ") else _mapped(stream, work)
+    writer = worked.writeStream.trigger(availableNow=True).option("checkpointLocation", checkpoint)
     writer = _to_delta(writer, out) if kind == "delta" else writer.format(kind).option("path", out)
     running = writer.start()
     running.awaitTermination()
@@ -76,6 +83,20 @@ def main() -> None:
     ]
     print(json.dumps({"batches": batches, "memory_mib": peak_mib(os.getpid())}))
     session.stop()
+
+
+def _mapped(rows: Any, name: str) -> Any:
+    """Return what a function makes of each row; rows for which it returns None are left out."""
+    module, _, attribute = name.partition(":")
+    fn = getattr(importlib.import_module(module), attribute)
+    columns = pa.schema([("id", pa.int64()), ("user", pa.string()), ("total", pa.float64())])
+
+    def work(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            made = [one for row in batch.to_pylist() if (one := fn(row)) is not None]
+            yield pa.RecordBatch.from_pylist(made, columns)
+
+    return rows.mapInArrow(work, RESULT)
 
 
 def _to_delta(writer: Any, out: str) -> Any:
