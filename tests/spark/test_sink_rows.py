@@ -137,6 +137,15 @@ def test_rows_are_passed_on_in_their_order(columns: list[list[str]]) -> None:
     assert found == [one for some in numbered for one in some]
 
 
+@pytest.mark.parametrize("before", [0, 2])
+def test_rows_without_columns_are_rows(before: int) -> None:
+    """A frame may have none, and each of its rows is a line of JSON."""
+    nothing = pyarrow.array([None] * before + [{}] * 3, pyarrow.struct([]))
+    other = pyarrow.array([{"n": 1}] * before + [None] * 3, pyarrow.struct(list(NUMBERS)))
+    found = list(runs([pyarrow.RecordBatch.from_arrays([nothing, other], names=["nothing", "other"])]))
+    assert [(name, some.to_pylist()) for name, some in found if name == "nothing"] == [("nothing", [{}] * 3)]
+
+
 def test_columns_do_not_keep_the_other_rows_of_their_batch_in_memory() -> None:
     """A file keeps them until it has enough for a row group, and counts their own bytes only."""
     chosen = [row("one", 1), *(row("rows", number) for number in range(1_000)), row("one", 2)]

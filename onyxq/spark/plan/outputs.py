@@ -77,7 +77,7 @@ def runs(batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
             values = values.slice(0, length if length >= 0 else None)
             if len(values) < batch.num_rows:  # Files keep columns for a while. A view would keep the whole batch.
                 values = values.take(pyarrow.array(range(len(values))))
-            yield name, pyarrow.RecordBatch.from_arrays(values.flatten(), schema=pyarrow.schema(list(values.type)))
+            yield name, pyarrow.RecordBatch.from_struct_array(values)
             start += len(values)
 
 
