@@ -45,6 +45,10 @@ from onyxq.spark.plan.regions import Region, stages
 FORMAT = "onyxq-outputs"
 
 
+def _names(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
 @frozen
 class Struct:
     """The contents of one of the sink's columns; with neither region nor outputs they are dropped."""
@@ -53,9 +57,9 @@ class Struct:
     """The entry of the region that takes the rows; empty if they go to files as columns."""
     shape: str = ""
     """The shape of the rows for the region (`onyxq.spark.plan.rows`)."""
-    names: tuple[str, ...] = field(default=(), converter=tuple)
+    names: tuple[str, ...] = field(default=(), converter=_names)
     """Names of the columns for the region, if the rows have the shape of columns."""
-    outs: tuple[str, ...] = field(default=(), converter=tuple)
+    outs: tuple[str, ...] = field(default=(), converter=_names)
     """The outputs that take the columns, without a region."""
 
 
