@@ -12,7 +12,7 @@ import trio.testing
 
 from log_entries import gc
 from onyxq.core import snapshot
-from onyxq.core.log.interface import Record, segment_of
+from onyxq.core.log.interface import Record, Trimmed, segment_of
 from onyxq.core.log.record import encode_entry, encode_record
 from onyxq.core.replica import EMPTY
 from onyxq.errors import Conflict, LogUnavailable, OlderThanCluster, Unknown
@@ -135,6 +135,16 @@ async def test_a_log_from_a_newer_version_is_not_taken_for_a_lost_one() -> None:
         await present_log(await backend.session(), newest(three(), 5))
 
 
+class Waiting(MemorySession):
+    """A session whose reader waits for a missing record, as ZooKeeper's does at the end of the log."""
+
+    async def read(self, position: int) -> Record | Trimmed:
+        """Return the record, or wait for ever."""
+        if position not in self.backend.records:
+            await trio.sleep_forever()
+        return await super().read(position)
+
+
 @in_trio
 async def test_a_damaged_log_is_called_unreadable() -> None:
     """Such a log is replaced."""
@@ -142,6 +152,22 @@ async def test_a_damaged_log_is_called_unreadable() -> None:
     backend = backend_with(world, 7)
     del backend.records[3]
     assert (await present_log(await backend.session(), newest(world, 5))).state == UNREADABLE
+
+
+@in_trio
+async def test_a_log_without_its_last_record_is_called_unreadable() -> None:
+    """No later record shows that it is missing, so ZooKeeper lets readers wait; a log that is slow is not replaced."""
+    world = three()
+    backend = backend_with(world, 7)
+    session = await backend.session()
+    session.paused = True
+    with pytest.raises(LogUnavailable, match="within 60 s"):
+        await present_log(session, newest(world, 5))
+    session.paused = False
+    waiting = Waiting(backend)
+    del backend.records[6]
+    found = await present_log(waiting, newest(world, 5))
+    assert (found.state, found.position) == (UNREADABLE, 5) and "record 6 is missing" in found.about
 
 
 @in_trio

@@ -22,6 +22,8 @@ PULSES_S = 20.0
 PULSES_LOOK_S = 0.5
 READ_S = 60.0
 """Time limit for reading the present log, in seconds."""
+LOOK_S = 10.0
+"""Time limit for asking whether a record that did not arrive is missing, in seconds."""
 NOT_READ = (
     "Nothing was changed: the log may be intact. Check ZooKeeper and run the command again. Only if you know that the"
     " log is lost, delete it first: onyxq cluster destroy NAME."
@@ -57,10 +59,10 @@ class Present:
 async def present_log(session: LogSession, newest: Newest) -> Present:
     """Compare the log with what nodes have read of it.
 
-    Raises `LogUnavailable` if it cannot be reached, and `OlderThanCluster`: nothing is known of such a log, and it
-    may be intact.
+    Raises `LogUnavailable` if it cannot be reached, `OlderThanCluster` and `ExtensionFailed`: nothing is known of
+    such a log, and it may be intact.
     """
-    replica, at_end = EMPTY, b""
+    replica, at_end, tail = EMPTY, b"", START
     try:
         with trio.fail_after(READ_S):
             tail = await session.tail()
@@ -77,10 +79,20 @@ async def present_log(session: LogSession, newest: Newest) -> Present:
                 if replica.position == newest.replica.position:
                     at_end = replica.digest
     except trio.TooSlowError:
+        if await _is_missing(session, replica.position + 1, tail):
+            about = f"record {replica.position + 1} is missing, although the log was written up to {tail}"
+            return Present(UNREADABLE, replica.position, about)
         raise LogUnavailable(f"the log could not be read within {READ_S:.0f} s", hint=NOT_READ) from None
     except Corrupt as error:
         return Present(UNREADABLE, replica.position, error.message)
     return _judged(replica, newest.replica, at_end, beyond)
+
+
+async def _is_missing(session: LogSession, position: int, tail: int) -> bool:
+    """Return whether the log answers that it lacks a record up to its end: readers would wait for it for ever."""
+    with trio.move_on_after(LOOK_S):
+        return position <= tail and await session.look(position) is None
+    return False
 
 
 def _judged(log: Replica, read: Replica, at_end: bytes, beyond: Replica | None) -> Present:
