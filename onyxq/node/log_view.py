@@ -187,8 +187,9 @@ class LogView:
             try:
                 yield session
             except SessionLost:
-                self._session = None
-                await session.aclose()
+                if self._session is session:  # Otherwise it is being closed.
+                    self._session = None
+                    await session.aclose()
                 raise LogUnavailable("the session with the log was lost") from None
 
     def _forget_later(self) -> None:
@@ -197,12 +198,18 @@ class LogView:
             self._closing = True
             self._node.start_soon(self._close_idle)
 
+    def _serves(self) -> bool:
+        return self._lock.locked() and self._session is not None and self._session.connected
+
     _closing = False
 
     async def _close_idle(self) -> None:
-        """Close the session and drop packed data after `IDLE_S` without a request, and not while one is served."""
+        """Close the session and drop packed data after `IDLE_S` without a request, and not while one is served.
+
+        A request that waits for a log out of reach is not served: it ends with the session.
+        """
         try:
-            while (left_s := self._asked + IDLE_S - trio.current_time()) > 0 or self._lock.locked():
+            while (left_s := self._asked + IDLE_S - trio.current_time()) > 0 or self._serves():
                 await trio.sleep(left_s if left_s > 0 else IDLE_S)
         finally:
             self._closing = False

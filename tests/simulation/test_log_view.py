@@ -27,6 +27,7 @@ class SlowSession:
 
     def __init__(self, takes_s: float) -> None:
         self.closed = trio.Event()
+        self.connected = True
         self._takes_s = takes_s
 
     async def origin(self) -> Origin:
@@ -96,6 +97,25 @@ def test_a_session_that_is_lost_is_an_outage_of_the_log_and_the_next_request_ope
                 await view.origin(GetOrigin())
         assert (await view.origin(GetOrigin())).position == 7
         assert len(log.sessions) == 2
+
+    viewed(log, use)
+
+
+def test_a_request_does_not_wait_for_a_log_that_is_out_of_reach_for_long() -> None:
+    """Later requests for the log wait for this one, and the log may be away for hours."""
+    log = SlowLog(100 * IDLE_S)
+
+    async def use(view: LogView, node: Any) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def end() -> None:
+                await trio.sleep(2 * IDLE_S)
+                log.sessions[0].connected = False
+
+            nursery.start_soon(end)
+            with pytest.raises(LogUnavailable, match="was lost"):
+                await view.origin(GetOrigin())
+        assert 2 * IDLE_S <= trio.current_time() <= 4 * IDLE_S
 
     viewed(log, use)
 
