@@ -15,7 +15,6 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
@@ -72,7 +71,8 @@ class Archive:
     def reached(self, old: Origin | None, cluster: Cluster | None = None) -> int:
         """Return the position up to which it has every record that is still in the log with the origin ``old``.
 
-        Raises `Conflict` if another cluster than ``cluster`` wrote records there that seem to be among these.
+        Raises `Conflict` if another cluster than ``cluster`` wrote records there that seem to be among these, and
+        `NotFound` if the file is moved away at this time.
         """
         found = files(self.directory)
         trimmed = START if old is None else old.trimmed
@@ -100,10 +100,16 @@ class Archive:
 
 
 def _cluster_of(path: Path) -> str:
-    """Return the id of the cluster that a file is of; empty if it cannot be read."""
-    with suppress(OnyxqError):
+    """Return the id of the cluster that a file is of; empty if it cannot be read.
+
+    Raises `NotFound` for a file that was moved away meanwhile: its records are in the directory no longer.
+    """
+    try:
         return cluster_in(path, KIND)
-    return ""
+    except (OnyxqError, OSError):
+        if not path.exists():
+            raise
+        return ""
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:

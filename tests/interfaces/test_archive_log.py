@@ -15,7 +15,7 @@ from onyxq.core.diff import plain
 from onyxq.core.log.interface import Origin
 from onyxq.core.log.record import decode_record
 from onyxq.core.replica import EMPTY
-from onyxq.errors import BadRequest, Conflict
+from onyxq.errors import BadRequest, Conflict, NotFound
 from onyxq.history.archive import Part
 from onyxq.history.dump import Dump, write
 from onyxq.history.parquet import records
@@ -124,6 +124,18 @@ def test_records_of_another_cluster_do_not_count_as_written(world: Generated, tm
     with pytest.raises(Conflict):
         written([Part(-1, None, Dump("main", None, world.records, "another"))], tmp_path)
     assert written([Part(-1, None, Dump("main", None, world.records, mine.id))], tmp_path).records == 0
+
+
+def test_a_table_that_is_moved_away_meanwhile_holds_nothing(
+    world: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator moves another cluster's files away while a collector looks: it must not trim for their sake."""
+    written([whole(world)], tmp_path)
+    found = covered(tmp_path)
+    monkeypatch.setattr(records, "covered", lambda directory: found)
+    (tmp_path / RECORDS).rename(tmp_path / "away")
+    with pytest.raises(NotFound, match="moved away"):
+        RecordTable(tmp_path, "n1").reached(None, world.now.cluster)
 
 
 def test_a_query_reads_a_dump_to_its_end_beside_an_archive(world: Generated, tmp_path: Path) -> None:

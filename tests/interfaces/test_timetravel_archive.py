@@ -67,6 +67,18 @@ def test_records_of_another_cluster_do_not_count_as_archived(world: World, tmp_p
     assert archive.reached(None, other) == 90, "nothing shows whose it is"
 
 
+def test_a_file_that_is_moved_away_meanwhile_holds_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator moves another cluster's files away while a collector looks: it must not trim for their sake."""
+    keep(world, tmp_path, -1, 90)
+    archive, found = Archive(tmp_path, "n1"), files(tmp_path)
+    monkeypatch.setattr("onyxq.history.archive.files", lambda directory: found)
+    found[0][2].unlink()
+    with pytest.raises(NotFound):
+        archive.reached(None, world.now.cluster)
+
+
 def test_history_goes_from_the_archive_into_the_log(world: World, tmp_path: Path) -> None:
     """Every replica since the beginning can be computed, although the log begins late."""
     keep(world, tmp_path, -1, 50)

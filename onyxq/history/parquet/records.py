@@ -14,7 +14,6 @@ import glob
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from attrs import define, frozen
 
 from onyxq.core import snapshot
 from onyxq.core.diff import plain
-from onyxq.core.errors import Conflict
+from onyxq.core.errors import Conflict, NotFound
 from onyxq.core.log.interface import START, Origin, Record
 from onyxq.core.replica import EMPTY, Cluster, Replica
 from onyxq.core.step import Step, step
@@ -89,10 +88,16 @@ def reached(ranges: Sequence[Range], position: int) -> int:
 
 
 def _check_cluster(directory: Path, position: int, cluster_id: str) -> None:
-    """Raise `Conflict` if the file that has a position is of another cluster. An empty id may be that of any."""
-    for path in (directory / RECORDS).glob(f"day=*/*{SUFFIX}") if cluster_id else ():
-        name = FILE_NAME.fullmatch(path.name)
-        if name and int(name[1]) <= position <= int(name[2]) and _cluster_of(path) not in ("", cluster_id):
+    """Raise `Conflict` if the file that has a position is of another cluster. An empty id may be that of any.
+
+    Raises `NotFound` if the file was moved away meanwhile.
+    """
+    names = ((FILE_NAME.fullmatch(path.name), path) for path in (directory / RECORDS).glob(f"day=*/*{SUFFIX}"))
+    found = [path for name, path in names if name and int(name[1]) <= position <= int(name[2])]
+    if not found:
+        raise _moved(directory)
+    for path in found if cluster_id else ():
+        if _cluster_of(path) not in ("", cluster_id):
             raise Conflict(
                 f"{path} has records of another cluster at positions of this one",
                 field="directory",
@@ -103,10 +108,21 @@ def _check_cluster(directory: Path, position: int, cluster_id: str) -> None:
 def _cluster_of(path: Path) -> str:
     """Return the id of the cluster that a file is of; empty if it has none, or cannot be read."""
     pa = pyarrow()
-    with suppress(pa.ArrowException, OSError):
+    try:
         metadata: dict[bytes, bytes] = pa.parquet.read_schema(path).metadata or {}
         return metadata.get(b"onyxq.cluster", b"").decode()
-    return ""
+    except (pa.ArrowException, OSError):
+        if not path.exists():
+            raise _moved(path) from None
+        return ""
+
+
+def _moved(path: Path) -> NotFound:
+    return NotFound(
+        f"{path} was moved away meanwhile, or a part of it",
+        field="directory",
+        hint="A peer looks again in a few seconds. Run a command again.",
+    )
 
 
 @frozen
@@ -119,7 +135,8 @@ class RecordTable:
     def reached(self, old: Origin | None, cluster: Cluster | None = None) -> int:
         """Return the position up to which it has every record after the origin ``old``.
 
-        Raises `Conflict` if these seem to be there, but are of another cluster than ``cluster``.
+        Raises `Conflict` if these seem to be there, but are of another cluster than ``cluster``, and `NotFound` if
+        files are moved away at this time.
         """
         start = START if old is None else old.position
         found = reached(covered(self.directory), start)
