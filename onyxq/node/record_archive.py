@@ -84,7 +84,8 @@ class Archiver:
         except Gone:
             log.info("archive in %s: another collector trimmed first", self._where)
         except (OnyxqError, OSError) as error:
-            log.warning("records cannot be written to %s, so nothing is trimmed: %s", self._where, error)
+            said = f"{error.message}. {error.advice}" if isinstance(error, OnyxqError) else str(error)
+            log.warning("records cannot be written to %s, so nothing is trimmed: %s", self._where, said.strip())
             return False
         return True
 

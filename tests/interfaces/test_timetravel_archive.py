@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
 from attrs import evolve
+from trio.testing import MockClock
 
-from onyxq.core.log.interface import Origin
+from onyxq.core.log.interface import Origin, Record
 from onyxq.core.replica import Replica
 from onyxq.errors import Conflict, NotFound
 from onyxq.history.archive import Archive, Part, best, files, groups, parts
 from onyxq.history.dump import Dump
 from onyxq.history.replay import replica_at
+from onyxq.node.log_view import LogView
+from onyxq.node.node import Node
+from onyxq.node.record_archive import Archiver
 from tests.entries.generated import generated_world
 from tests.entries.world import World
 from tests.interfaces.history_files import archived
@@ -65,6 +73,35 @@ def test_records_of_another_cluster_do_not_count_as_archived(world: World, tmp_p
     (damaged,) = tmp_path.iterdir()
     damaged.write_bytes(b"")
     assert archive.reached(None, other) == 90, "nothing shows whose it is"
+
+
+def test_a_collector_waits_until_the_files_of_another_cluster_are_gone(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing may be trimmed before, so the server log says what to do; then the collection continues."""
+    keep(world, tmp_path, -1, 90)
+    mine = world.now.cluster
+    assert mine is not None
+
+    async def offload(function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    async def pages(first: int, last: int) -> AsyncIterator[list[Record]]:
+        yield world.records[first : last + 1]
+
+    async def main() -> None:
+        node = SimpleNamespace(offload=offload, replica=SimpleNamespace(cluster=evolve(mine, id="c2")))
+        view = SimpleNamespace(pages=pages)
+        archiver = Archiver(Archive(tmp_path, "n1"), cast(Node, node), cast(LogView, view))
+        with trio.move_on_after(60) as waited:
+            await archiver.keep(None, 50)
+        assert waited.cancelled_caught and [one[:2] for one in files(tmp_path)] == [(0, 90)]
+        assert "another cluster, c1" in caplog.text and "move the files of the other one away" in caplog.text
+        files(tmp_path)[0][2].unlink()
+        await archiver.keep(None, 50)
+        assert [one[:2] for one in files(tmp_path)] == [(0, 50)]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_a_file_that_is_moved_away_meanwhile_holds_nothing(
