@@ -108,6 +108,13 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_a_command_without_a_stdout_succeeds() -> None:
+    """A script or a daemon may close it."""
+    command = ["sh", "-c", '"$0" -m onyxq completion bash >&-', sys.executable]
+    done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(
     "typed", [["dead", "list", "--limit", "0"], ["task", "list", "--limit", "-1"], ["log", "tail", "--limit", "0"]]
 )

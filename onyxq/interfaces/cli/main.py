@@ -36,7 +36,7 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
             out.note(warning)
         context = Context(args, load(os.environ, args.config), out)
         code = _body(args.command, again=getattr(args, "watch", False))(context) or 0
-        sys.stdout.flush()  # A pipe that its reader closed is noticed here, and not at exit.
+        print(end="", flush=True)  # A pipe that its reader closed is noticed here, not at exit. There may be no stdout.
         return code
     except OnyxqError as error:
         return _failed(out, error)
