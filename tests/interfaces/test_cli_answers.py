@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -122,3 +123,32 @@ def test_a_limit_that_allows_nothing_is_refused(typed: list[str], capsys: pytest
     """An empty list would say that there is nothing."""
     assert run([*typed, *NOWHERE]) == 2
     assert "limit must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "last"),
+    [(["--limit", "2"], 29, 30), (["--limit", "25"], 11, 35), (["--from", "29", "--limit", "3"], 29, 31)],
+    ids=["newest only", "newest and new", "from a position"],
+)
+def test_a_followed_log_ends_after_as_many_records_as_the_limit_allows(
+    options: list[str], first: int, last: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that were there before count too. At most 20 of them are printed, so a larger limit has new ones."""
+    end = [30]
+
+    class Peer:
+        def call(self, _: str, args: dict[str, Any]) -> dict[str, Any]:
+            start = end[0] + 1 - args["limit"] if args["from"] is None else args["from"]
+            found = [
+                {"position": one, "at_ms": 1, "peer": "a", "problem": None, "entries": []}
+                for one in range(start, end[0] + 1)
+            ]
+            answer = {"position": end[0], "records": found}
+            end[0] += 1
+            return answer
+
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(Peer()))
+    monkeypatch.setattr("onyxq.interfaces.cli.past.tail.TAIL_PAUSE_S", 0)
+    assert run(["log", "tail", "--follow", "--json", *options]) == 0
+    found = [json.loads(line)["position"] for line in capsys.readouterr().out.splitlines()]
+    assert found == list(range(first, last + 1))

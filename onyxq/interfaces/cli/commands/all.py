@@ -366,7 +366,7 @@ COMMANDS: tuple[Command, ...] = (
             metavar="N",
             help="first position (default: the position of the 20th newest record)",
         ),
-        option("--limit", type=int, metavar="N", help="print at most N records"),
+        option("--limit", type=int, metavar="N", help="print at most N records, and with --follow then end"),
         option("-f", "--follow", action="store_true", help="wait for new records until interrupted"),
         ARCHIVES,
     ),

@@ -30,15 +30,16 @@ def log_tail(context: Context) -> None:
     """Print the newest records, or those from a position on; with ``--follow`` until interrupted."""
     args, limit = context.args, context.limit()
     with context.client() as client:
-        start = args.start
+        start, left = args.start, limit
         if start is None:
-            newest = client.call("log", {"from": None, "limit": limit or TAIL_RECORDS})
+            count = limit or TAIL_RECORDS
+            newest = client.call("log", {"from": None, "limit": min(count, TAIL_RECORDS) if args.follow else count})
             for record in newest["records"]:
                 _print_record(context, record)
             start = max([newest["position"], *(one["position"] for one in newest["records"])]) + 1
-            if not args.follow:
+            left = None if limit is None else limit - len(newest["records"])
+            if not args.follow or left == 0:
                 return
-        left = limit
         for record in _records_from(context, client, start, follow=args.follow):
             _print_record(context, record)
             left = None if left is None else left - 1
