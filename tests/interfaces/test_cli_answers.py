@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from onyxq.core.limits import TIME_MS_MAX
@@ -18,6 +19,7 @@ from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.tasks import member
+from onyxq.operations.table.task import TaskView
 
 NOWHERE = ("--connect", "127.0.0.1:1")
 
@@ -33,6 +35,24 @@ def test_data_that_json_cannot_show_is_printed_as_base64(data: bytes, capsys: py
     out.document({"claims": [{"task": member("data", data, "json")}]})
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert found == {"claims": [{"task": {"data_base64": base64.b64encode(data).decode()}}]}
+
+
+@pytest.mark.parametrize("more", [[], ["--all"]], ids=["document", "lines"])
+@pytest.mark.parametrize("data", [b"1e999", b"[" * 500 + b"]" * 500], ids=["too large a number", "too deep"])
+def test_lists_print_data_that_json_cannot_show_as_base64(
+    data: bytes, more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One such task, or result, must not spoil the list that it is in."""
+    about: dict[str, Any] = dict.fromkeys(one.name for one in msgspec.structs.fields(TaskView))
+    about |= {"id": bytes(20), "queue": "q", "state": "completed", "format": "json", "data": data, "result": data}
+    about |= dict.fromkeys(("priority", "at_ms", "created_ms", "attempts", "claims_left_out", "updates"), 0)
+    page = {"tasks": [about | {"depends": [], "claims": []}], "after": None}
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(SimpleNamespace(call=lambda *_: page)))
+    assert run(["task", "list", "--json", *more]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    task = found if more else found["tasks"][0]
+    encoded = base64.b64encode(data).decode()
+    assert (task["data_base64"], task["result_base64"]) == (encoded, encoded)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from onyxq.history import words
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
 from onyxq.interfaces.cli.context import Context, age, clock, moment, task_id
 from onyxq.interfaces.cli.output import cell
-from onyxq.interfaces.cli.tasks import brief, payload_given
+from onyxq.interfaces.cli.tasks import brief, is_printable, payload_given
 from onyxq.operations.table.json_form import arguments, from_text, json_text
 from onyxq.operations.table.operation import Operation, Verb, converted, plain
 from onyxq.system.durations import is_duration, milliseconds
@@ -62,7 +62,7 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
             after, items = page.after, getattr(page, name)
             is_empty = is_empty and not items
             for one in items:
-                shown = json.loads(json_text(one))
+                shown = _document(one)
                 row = _row(one, shown, verb.columns)
                 if left is None:
                     context.out.line(shown, "  ".join(cell(row[column]) for column in verb.columns))
@@ -196,15 +196,21 @@ def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> N
     if not verb.empty:
         show(context, result, verb.columns)
         return
-    found = json.loads(json_text(result))
+    found = _document(result)
     items = _items(result.__class__)
     rows = [_row(one, shown, verb.columns) for one, shown in zip(getattr(result, items), found[items], strict=True)]
     context.out.table(found, rows, verb.columns, empty=verb.empty)
 
 
+def _document(result: msgspec.Struct) -> dict[str, Any]:
+    """Return a result in types that JSON has; data is base64 unless it can be printed as JSON."""
+    found: dict[str, Any] = json.loads(json_text(result, fits=is_printable))
+    return found
+
+
 def show(context: Context, result: msgspec.Struct, columns: tuple[str, ...] = ()) -> None:
     """Print one thing, a field per line; ``columns``: the fields to print if it has them, by default all."""
-    found = json.loads(json_text(result))
+    found = _document(result)
     row = found if context.out.as_json else _row(result, found)
     if columns and not context.out.as_json:
         row = {name: row[name] for name in columns if name in row}

@@ -312,6 +312,15 @@ def member(name: str, data: bytes | None, form: str = "") -> dict[str, Any]:
     return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
+def is_printable(data: bytes) -> bool:
+    """Return whether data is printed as JSON."""
+    try:
+        _decoded(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _decoded(data: bytes) -> Any:
     """Return the value of JSON; raises `ValueError` for what is not JSON, or cannot be printed as JSON again."""
     value = json_in(data.decode())  # of bytes, `json` would accept UTF-16 too

@@ -237,24 +237,28 @@ def from_text(member: Member, text: str) -> Any:
 # --- answers
 
 
-def json_text(value: msgspec.Struct) -> str:
-    """Return a result as JSON."""
-    return msgspec.json.encode(_shown(value)).decode()
+Fits: TypeAlias = Callable[[bytes], bool]
+"""Returns whether data is shown as the JSON that it is."""
 
 
-def _shown(value: Any) -> Any:
+def json_text(value: msgspec.Struct, *, fits: Fits | None = None) -> str:
+    """Return a result as JSON; ``fits``: which data is shown as JSON, by default all that is JSON."""
+    return msgspec.json.encode(_shown(value, fits or _is_json)).decode()
+
+
+def _shown(value: Any, fits: Fits) -> Any:
     if isinstance(value, msgspec.Struct):
-        return _shown_members(value)
+        return _shown_members(value, fits)
     if isinstance(value, (list, tuple)):
-        return [_shown(one) for one in value]
+        return [_shown(one, fits) for one in value]
     if isinstance(value, dict):
-        return {key.hex() if isinstance(key, bytes) else str(key): _shown(one) for key, one in value.items()}
+        return {key.hex() if isinstance(key, bytes) else str(key): _shown(one, fits) for key, one in value.items()}
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _shown_members(value: msgspec.Struct) -> dict[str, Any]:
+def _shown_members(value: msgspec.Struct, fits: Fits) -> dict[str, Any]:
     out: dict[str, Any] = {}
     known = members(type(value))
     has_data = any("data" in member.marks for member in known.values())
@@ -264,20 +268,20 @@ def _shown_members(value: msgspec.Struct) -> dict[str, Any]:
             continue
         if "data" in member.marks or "blob" in member.marks:
             form = BYTES if "blob" in member.marks else getattr(value, "format", None)
-            key, shown = data_member(name, item, None if "any" in member.marks else form)
+            key, shown = data_member(name, item, None if "any" in member.marks else form, fits)
             out[key] = shown
         elif "inlined" in member.marks:
-            out |= _shown(item)
+            out |= _shown(item, fits)
         elif not (has_data and name == "format"):
-            out[name] = _shown(item)
+            out[name] = _shown(item, fits)
     return out
 
 
-def data_member(name: str, data: bytes | None, form: str | None) -> tuple[str, Any]:
+def data_member(name: str, data: bytes | None, form: str | None, fits: Fits | None = None) -> tuple[str, Any]:
     """Return name and value of stored bytes in JSON, as they are if they are JSON."""
     if data is None:
         return name, None
-    if form != BYTES and _is_json(data):
+    if form != BYTES and (fits or _is_json)(data):
         # Line breaks can only be between tokens; without them a value fits in one line.
         return name, msgspec.Raw(data.translate(_BREAKS))
     return f"{name}_base64", base64.b64encode(data).decode("ascii")
