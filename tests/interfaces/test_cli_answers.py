@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from onyxq.core.limits import TIME_MS_MAX
 from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
-from onyxq.interfaces.cli.tasks import member
+from onyxq.interfaces.cli.tasks import member, payload_given
 from onyxq.operations.table.task import TaskView
 
 NOWHERE = ("--connect", "127.0.0.1:1")
@@ -63,13 +63,25 @@ def test_data_that_is_json_is_printed_as_its_value(data: bytes) -> None:
     assert member("data", data, "json") == {"data": json.loads(data)}
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "NaN", "[1e999]", "ann"], ids=["too deep", "NaN", "too large", "word"])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "NaN", "[1e999]", "ann", '"\udce4"'],
+    ids=["too deep", "NaN", "too large", "word", "no UTF-8"],
+)
 @pytest.mark.parametrize(
     "words", [("task", "enqueue", "q", "--data"), ("timer", "add", "--in", "1s", "--uri", "http://a/", "--data")]
 )
 def test_data_that_is_not_json_exits_with_2(words: tuple[str, ...], text: str) -> None:
     """It is refused before a peer is asked."""
     assert run([*words, text, *NOWHERE]) == 2
+
+
+def test_half_a_surrogate_pair_is_kept_as_an_escape() -> None:
+    """JSON allows it as an escape, and only so."""
+    context = cast(Context, SimpleNamespace(args=SimpleNamespace(data='["\\ud83d", "ä"]', file=None)))
+    data, form = payload_given(context)
+    assert json.loads(data.decode()) == ["\ud83d", "ä"] and form == "json"
+    assert member("data", data, form) == {"data": ["\ud83d", "ä"]}
 
 
 @pytest.mark.parametrize("ms", [253_402_300_800_000, TIME_MS_MAX])

@@ -335,6 +335,7 @@ def _decoded(data: bytes) -> Any:
 
 def json_in(text: str) -> Any:
     """Return the value of a JSON text; raises `ValueError`, also for NaN and infinity, and `RecursionError`."""
+    text.encode()  # An argument that is not UTF-8 has halves of surrogate pairs in place of some bytes.
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
