@@ -157,6 +157,13 @@ def test_a_limit_that_allows_nothing_is_refused(typed: list[str], capsys: pytest
     assert "limit must be at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("limit", ["0", "-1"])
+def test_a_limit_that_allows_no_row_of_an_outbox_is_refused(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the database is asked."""
+    assert run(["outbox", "list", "--database", "postgresql://127.0.0.1:1/none", "--limit", limit]) == 2
+    assert "limit must be at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "first", "last"),
     [(["--limit", "2"], 29, 30), (["--limit", "25"], 11, 35), (["--from", "29", "--limit", "3"], 29, 31)],

@@ -55,7 +55,9 @@ def create(context: Context) -> None:
 
 def show(context: Context) -> None:
     """Print the rows that the cluster refused."""
-    found = _with_database(context, lambda database: database.refused(context.args.limit))
+    limit = context.limit()
+    assert limit is not None, "the option has a default"
+    found = _with_database(context, lambda database: database.refused(limit))
     rows = [
         {
             "row": one.seq,
