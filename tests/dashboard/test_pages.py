@@ -15,6 +15,7 @@ import pytest
 from onyxq.client import Client
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import make_id
+from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.interfaces.dashboard.rendering import beginning
 from onyxq.interfaces.dashboard.task import progress_of
 from tests.dashboard.pages_world import HOSTILE, Filled
@@ -275,6 +276,24 @@ async def test_a_queue_with_a_long_backlog_does_not_say_that_none_was_completed(
     async with client_of(service) as client:
         text = (await client.get("/ui/queue?name=mail")).text
     assert "none of the newest tasks" in text and "no task yet" not in text
+
+
+@on_trio
+async def test_each_of_many_ready_timers_is_on_a_page() -> None:
+    """The first page has some of them, and a link to the list of all, in the order of their times."""
+    service = FakeService()
+    body = pack_task({"queue": TIMERS_QUEUE, "unique_key": "late"}, [b"1"] * 60)
+    await service.call("enqueue", {"runs": [[make_id(NOW_MS, 3, 7, 0), body]], "w": None})
+    seen: list[str | None] = []
+    async with client_of(service) as client:
+        tree = parsed((await client.get("/ui/timers")).text)
+        links = [one.get("href") for one in found(tree, "a") if "".join(one.itertext()) == "All ready timers"]
+        while links:
+            tree = parsed((await client.get(links[0] or "")).text)
+            assert "cancel" in [one.get("value") for one in found(tree, "button")]
+            seen += [one.get("value") for one in found(tree, "input") if one.get("name") == "id"]
+            links = [one.get("href") for one in found(tree, "a") if one.get("rel") == "next"]
+    assert seen == [one.hex() for one in sorted(service.tasks)]
 
 
 def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> None:

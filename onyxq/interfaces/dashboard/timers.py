@@ -26,6 +26,9 @@ from onyxq.operations.timers import shown
 DUE_NEXT = ("claimed", "ready", "scheduled")
 """States of the timers of the first tab."""
 TABS = ("", *(state for state in get_args(TimerState) if state not in DUE_NEXT))
+SHORTENED = ("claimed", "ready")
+"""The first tab has at most `SHORT_ROWS` timers of each of these states. Each state has a list of its own."""
+SHORT_ROWS = ROWS // 2
 
 
 class TimersPage(PageArgs):
@@ -47,7 +50,7 @@ async def get_timers(call: Call) -> Response:
     """Answer with a page of timers: those that are due next, or those of a state."""
     args: TimersPage = call.args
     state = filtered(args.state, TimerState) or ""
-    state = "" if state in DUE_NEXT else state
+    state = "" if state == "scheduled" else state  # these are on the pages of the first tab
     of_tasks = next((name for name, said in NAMES.items() if said == state), state)
     search = Search.of({"queue": TIMERS_QUEUE, "state": of_tasks, "where": args.where})
     counts = await counts_of(call, TIMERS_QUEUE) or {}
@@ -62,6 +65,8 @@ async def get_timers(call: Call) -> Response:
         is_first=args.after is None,
         search=search,
         state=state,
+        shortened=[] if state else [name for name in SHORTENED if counts.get(name, 0) > SHORT_ROWS],
+        short_rows=SHORT_ROWS,
         tabs=_tabs(counts, state, search.where),
     )
 
@@ -74,17 +79,18 @@ async def _found(
     Unfinished tasks are in the order of their due times; finished ones are the newest first.
     """
     if search.state:
-        found = await call.ask("list", **search.asked(), after=args.after, limit=ROWS)
+        asked = search.asked() | {"newest_first": search.state not in SHORTENED}
+        found = await call.ask("list", **asked, after=args.after, limit=ROWS)
         return found["tasks"], {"after": found["after"].hex()} if found["after"] else None
     wanted = {"queue": TIMERS_QUEUE, "where": search.where or None}
     running: list[Any] = []
     if args.after is None:
         running = await _named(call, search.where)
     if args.after is None and has_claims:
-        running += (await call.ask("list", **wanted, state="claimed", limit=ROWS // 2))["tasks"]
+        running += (await call.ask("list", **wanted, state="claimed", limit=SHORT_ROWS))["tasks"]
     found = await call.ask("list.next", **wanted, after_ms=args.after_ms, after=args.after, limit=ROWS)
     following = {"after_ms": found["after_ms"], "after": found["after"].hex()} if found["after"] is not None else None
-    tasks = {task["id"]: task for task in (*running, *found["ready"][: ROWS // 2], *found["later"])}
+    tasks = {task["id"]: task for task in (*running, *found["ready"][:SHORT_ROWS], *found["later"])}
     return [*tasks.values()], following
 
 
@@ -107,7 +113,7 @@ def _tabs(counts: Mapping[str, int], state: str, where: str) -> list[Tab]:
             numbers.get(name),
             is_current=name == state,
         )
-        for name in TABS
+        for name in dict.fromkeys((*TABS, state))
     ]
 
 
