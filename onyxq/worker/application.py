@@ -157,7 +157,7 @@ class AppWorker(Worker):
                 raise TypeError("args is a list, kwargs an object")
             if type(name) is not str:
                 raise TypeError("task is a name")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             problem = "'task' is missing" if isinstance(error, KeyError) else str(error)
             raise GiveUp(f"the data is not a call of a function ({problem}): {ENQUEUE_HINT}") from None
         task = self._tasks.get(name)

@@ -151,10 +151,10 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value that `pack` stored; data that is not JSON stays bytes."""
+    """Return the value that `pack` stored; data that is not JSON, or nested too deeply, stays bytes."""
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return data
 
 

@@ -158,7 +158,7 @@ def _called(data: bytes) -> str | None:
     """Return the name of the task that a payload calls; None if it is not a call."""
     try:
         call = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     name = call.get("task") if isinstance(call, dict) else None
     return name if isinstance(name, str) else None

@@ -71,6 +71,7 @@ def test_functions_run_and_their_results_are_kept_as_json(backend: str) -> None:
         (a_call("explode", 1, 2, 3), "too many positional arguments", "fail"),
         (b"{not json", "not a call of a function (Expecting property name", "give_up"),
         (b"[]", "not a call of a function (it is not an object)", "give_up"),
+        pytest.param(b"[" * 100_000, "not a call of a function (maximum recursion", "give_up", id="too deep"),
         (b'{"task": 5}', "not a call of a function (task is a name)", "give_up"),
         (b'{"to": "ann"}', "('task' is missing): enqueue with function.enqueue(...) or `onyxq task call`", "give_up"),
         (b'{"task": "explode", "timeout_s": -1}', "must be a number above 0", "give_up"),

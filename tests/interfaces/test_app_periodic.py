@@ -14,6 +14,7 @@ from onyxq.core.queue_settings import DEFAULTS
 from onyxq.errors import BadRequest, NotEnabled
 from onyxq.node.node import Node
 from onyxq.testing import open_cluster
+from onyxq.worker.periodic import orphans
 
 
 def an_app(
@@ -232,3 +233,11 @@ def test_a_periodic_function_needs_no_arguments_and_has_a_name_of_its_own() -> N
         with pytest.raises(BadRequest) as caught:
             app.periodic("every 5s", name="beat")(task)
         assert caught.value.field == field
+
+
+def test_a_worker_starts_beside_periodic_data_that_is_nested_too_deeply() -> None:
+    """Another program may have set it up. It does not call a function."""
+    calls = {"other": b"[" * 100_000, "old": b'{"task": "tidy"}'}
+    known = [{"name": name, "queue": "q", "data": data} for name, data in calls.items()]
+    (warning,) = orphans(known, [], tasks={}, queues={"q"})
+    assert "'old' calls 'tidy'" in warning

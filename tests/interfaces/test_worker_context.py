@@ -11,7 +11,7 @@ from onyxq import App, blocking_context, context
 from onyxq.errors import Conflict
 from onyxq.testing import Cluster, open_cluster
 from onyxq.worker import TaskCancelled
-from onyxq.worker.attempts import Progress
+from onyxq.worker.attempts import PROGRESS, Progress, latest_progress, pack, unpack
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -46,6 +46,13 @@ def test_a_later_attempt_goes_on_where_an_earlier_one_stopped(backend: str) -> N
         progress = index.progress(task_id)
         assert isinstance(progress, Progress)
         assert (progress.done, progress.total) == (5, 5)
+
+
+def test_an_update_that_is_nested_too_deeply_is_bytes() -> None:
+    """The progress of the task is then the one before it."""
+    deep, update = b"[" * 100_000, pack({PROGRESS: {"done": 3}})
+    assert unpack(deep) == deep
+    assert latest_progress([(update, 5), (deep, 6)]) == Progress(3, None, "", 5)
 
 
 def test_progress_is_stored_once_a_second_and_at_the_end() -> None:
