@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from operator import attrgetter
+from operator import methodcaller
 from typing import Any, NamedTuple, Unpack
 
 import anyio
@@ -21,7 +21,7 @@ from onyxq.client.policy import ENQUEUE_DEFAULTS, NOW, EnqueueOptions, Policy, W
 from onyxq.client.pool import RETRYABLE, Backoff, Group, Pool
 from onyxq.client.single import Single, Singles, about, named_by_caller, refusals, time_for, told
 from onyxq.client.values import as_id
-from onyxq.core.errors import BadRequest, OnyxqError, TooLarge, Unavailable
+from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, TooLarge, Unavailable
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.ids import (
     RUN_TASKS_MAX,
@@ -57,10 +57,12 @@ class _Shipment(NamedTuple):
 class _Payload:
     """A payload that is sent with others."""
 
-    __slots__ = ("_made", "_place", "data")
+    __slots__ = ("_made", "_place", "data", "withdrawn")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        self.withdrawn = False
+        """Whether it must not be sent any more: its caller does not know its id, and may repeat it under another."""
         self._made: Sequence[TaskId] = ()
         self._place = 0
 
@@ -68,10 +70,11 @@ class _Payload:
         """Record the list that gets the ids of a request, and the place of this payload in it."""
         self._made, self._place = made, place
 
-    @property
-    def ids(self) -> tuple[TaskId, ...]:
-        """The id of the task; empty if it has none yet, and so was not sent."""
-        return tuple(self._made[self._place : self._place + 1])
+    def leave(self) -> tuple[TaskId, ...]:
+        """Return the id of the task for a caller whose time is over; withdraw the payload if it has none yet."""
+        ids = tuple(self._made[self._place : self._place + 1])
+        self.withdrawn = not ids
+        return ids
 
 
 class Enqueuer:
@@ -101,7 +104,7 @@ class Enqueuer:
         if group is None:
             self._groups = {kept: group for kept, group in self._groups.items() if not group.idle}
             send = partial(self._send_group, policy)
-            group = Group(self._pool, send, size_max=RUN_TASKS_MAX, ids_of=attrgetter("ids"))
+            group = Group(self._pool, send, size_max=RUN_TASKS_MAX, leave=methodcaller("leave"))
             self._groups[policy] = group
         return await group.add(_Payload(payload), until=until)
 
@@ -117,7 +120,7 @@ class Enqueuer:
     ) -> list[TaskId]:
         """Store tasks; return their ids in the order of the payloads. Raise the first error.
 
-        ``made``: an empty list that gets fresh ids before they are sent.
+        ``made``: an empty list that gets all fresh ids before the first of them is sent.
         """
         policy.check()
         check_payloads(payloads)
@@ -127,8 +130,11 @@ class Enqueuer:
                 f"ids must have one id for each of the {len(payloads)} payloads, not {len(given)}", field="ids"
             )
         await self._pool.loaded_routes(until)
+        at_once = made is not None
         made = [] if made is None else made
         shipments = self._shipments(policy.header(), payloads, given, when, made)
+        if at_once:
+            shipments = iter(list(shipments))
         try:
             await self._ship_all(shipments, policy.w, until)
         except RETRYABLE as error:
@@ -209,13 +215,20 @@ class Enqueuer:
         self._avoid[partition] = self._pool.clock() + AVOID_S
 
     async def _send_group(self, policy: Policy, payloads: list[_Payload], until: float) -> list[TaskId | OnyxqError]:
+        await self._pool.loaded_routes(until)
         made: list[TaskId] = []
-        for place, payload in enumerate(payloads):
+        sent = [payload for payload in payloads if not payload.withdrawn]
+        for place, payload in enumerate(sent):
             payload.joins(made, place)
+        outcomes: list[TaskId | OnyxqError]
         try:
-            return list(await self.many(policy, [one.data for one in payloads], until=until, made=made))
+            outcomes = list(await self.many(policy, [one.data for one in sent], until=until, made=made))
         except RETRYABLE as error:
-            return [about(error, TaskId(one)) for one in error.ids] or [error] * len(payloads)
+            outcomes = [about(error, TaskId(one)) for one in error.ids] or [error] * len(sent)
+        if len(sent) == len(payloads):
+            return outcomes
+        following = iter(outcomes)
+        return [TimedOut("it was not sent in time") if one.withdrawn else next(following) for one in payloads]
 
     def _choose_partition(self) -> int:
         """Return the next partition whose leader answers, has a known clock and refused no recent run."""

@@ -398,11 +398,13 @@ class Pool:
 
 
 class _Waiter(Wait, Generic[Entry, Outcome]):
-    __slots__ = ("entry", "outcome")
+    __slots__ = ("entry", "gone", "outcome")
 
     def __init__(self, entry: Entry, until: float) -> None:
         super().__init__(until)
         self.entry = entry
+        self.gone = False
+        """Whether the caller no longer waits for the outcome."""
         self.outcome: Outcome | OnyxqError | None = None
 
 
@@ -413,7 +415,8 @@ class Group(Generic[Entry, Outcome]):
     A lone call never waits; under load the cost is per group.
 
     ``send(entries, until)`` makes one request of at most ``size_max`` entries and returns an outcome or an error for
-    each. An error that it raises is the outcome of all. ``ids_of(entry)`` returns the ids of tasks that may be stored.
+    each. An error that it raises is the outcome of all. ``leave(entry)`` notes that the time of an entry is over, and
+    returns the ids of tasks that may be stored.
     """
 
     def __init__(
@@ -422,12 +425,12 @@ class Group(Generic[Entry, Outcome]):
         send: Callable[[list[Entry], float], Awaitable[list[Outcome | OnyxqError]]],
         *,
         size_max: int,
-        ids_of: Callable[[Entry], tuple[bytes, ...]] = lambda _: (),
+        leave: Callable[[Entry], tuple[bytes, ...]] = lambda _: (),
     ) -> None:
         self._pool = pool
         self._send = send
         self._size_max = size_max
-        self._ids_of = ids_of
+        self._leave = leave
         self._waiting: list[_Waiter[Entry, Outcome]] = []
         self._in_flight = 0
         self._started_at = 0.0
@@ -450,13 +453,15 @@ class Group(Generic[Entry, Outcome]):
         try:
             await self._pool.waits.wait(waiter)
         finally:
-            if not waiter.over and waiter in self._waiting:
-                self._waiting.remove(waiter)
+            if not waiter.over:
+                waiter.gone = True
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
         if isinstance(waiter.outcome, OnyxqError):
             raise waiter.outcome
         if waiter.outcome is None:
             late = TimedOut("the request was not answered in time; it may have taken effect")
-            late.ids = self._ids_of(entry)
+            late.ids = self._leave(entry)
             raise late
         return waiter.outcome
 
@@ -478,7 +483,8 @@ class Group(Generic[Entry, Outcome]):
             if len(taken) > 1:
                 # Nothing was done; only the call at fault may get the error.
                 for waiter in taken:
-                    await self._send_one([waiter])
+                    if not waiter.gone:  # else its caller may already repeat it under the ids of this request
+                        await self._send_one([waiter])
                 return
             taken[0].outcome = error
         except OnyxqError as error:

@@ -110,7 +110,7 @@ class Singles:
         group = self._groups.get(w)
         if group is None:
             send = partial(self._send_group, w)
-            group = self._groups[w] = Group(self._pool, send, size_max=GROUP_MAX, ids_of=attrgetter("ids"))
+            group = self._groups[w] = Group(self._pool, send, size_max=GROUP_MAX, leave=attrgetter("ids"))
         return await group.add(single, until=until)
 
     async def _send_group(self, w: int | None, singles: list[Single], until: float) -> list[TaskId | OnyxqError]:

@@ -1,4 +1,7 @@
-"""A client while peers cannot serve it: long outages cost no memory, and unusable addresses are errors of the call."""
+"""A client while peers cannot serve it in time.
+
+Long outages cost no memory, late calls make no second tasks, and unusable addresses are errors of the call.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient
-from onyxq.errors import BadRequest, Unavailable
-from tests.interfaces.fake_service import FakePeer, played, refuse_once
+from onyxq.errors import BadRequest, TimedOut, Unavailable
+from onyxq.wire.server import Request
+from tests.interfaces.fake_service import FakeCluster, FakePeer, played, refuse_once, together
 
 
 @played
@@ -23,6 +27,56 @@ async def test_errors_that_pass_leave_nothing_behind(peer: FakePeer, client: Asy
 
     first = await tasks()
     assert [await tasks() for _ in range(9)] == [first] * 9
+
+
+@played
+async def test_a_call_whose_time_ends_before_its_task_has_an_id_stores_nothing(
+    cluster: FakeCluster, peer: FakePeer, client: AsyncClient
+) -> None:
+    """Its caller cannot know the id that the rest of the group would store the task under."""
+    held: list[Request] = []
+
+    def hold(request: Request) -> bool:
+        if request.method == "routes":
+            held.append(request)
+        return request.method == "routes"
+
+    async def release() -> None:
+        await anyio.sleep(2)
+        peer.intercept = None
+        for request in held:
+            cluster.answer(request)
+
+    peer.intercept = hold
+    calls = (client.enqueue("mail", b"x", timeout_ms=limit_ms) for limit_ms in (1_000, 5_000))
+    late, stored, _ = await together(*calls, release())
+    assert isinstance(late, TimedOut) and not late.ids
+    assert cluster.tasks() == [stored]
+
+
+@played
+async def test_a_call_whose_time_is_over_is_not_sent_under_another_id(
+    cluster: FakeCluster, peer: FakePeer, client: AsyncClient
+) -> None:
+    """If the request of a group is refused, its calls are sent one by one, with fresh ids."""
+    await client.make_ids(1)
+    held: list[Request] = []
+
+    def hold(request: Request) -> bool:
+        if request.method == "enqueue":
+            held.append(request)
+        return request.method == "enqueue"
+
+    async def refuse() -> None:
+        await anyio.sleep(2)
+        peer.intercept = None
+        held[0].fail(BadRequest("one of them is wrong"))
+
+    peer.intercept = hold
+    calls = (client.enqueue("mail", b"x", timeout_ms=limit_ms) for limit_ms in (1_000, 5_000))
+    late, stored, _ = await together(*calls, refuse())
+    assert isinstance(late, TimedOut) and len(late.ids) == 1
+    assert cluster.tasks() == [stored]
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
