@@ -128,17 +128,22 @@ class Holder:
         final: list[Refused] = []
         while True:
             refused = await self._attempt(method, items, until)
-            passing = [part for part in refused if isinstance(part.error, RETRYABLE)]
-            final += [part for part in refused if not isinstance(part.error, RETRYABLE)]
+            passing = [(item, part) for item, part in refused if isinstance(part.error, RETRYABLE)]
+            final += [part for _, part in refused if not isinstance(part.error, RETRYABLE)]
             if not passing or backoff.over():
-                return final + passing
-            items = [narrowed(items, part) for part in passing]
+                return final + [part for _, part in passing]
+            items = [narrowed(item, part) for item, part in passing]
             self._pool.refresh_soon()
             await backoff.wait()
 
-    async def _attempt(self, method: str, items: list[Item], until: float) -> list[Refused]:
+    async def _attempt(self, method: str, items: list[Item], until: float) -> list[tuple[Item, Refused]]:
+        """Return the refused parts, each with its item."""
         answers = await self._answers(method, items, until)
-        return [Refused(first, count, from_map(error)) for parts in answers for first, count, error in parts]
+        return [
+            (item, Refused(first, count, from_map(error)))
+            for item, parts in zip(items, answers, strict=True)
+            for first, count, error in parts
+        ]
 
     async def _answers(self, method: str, items: list[Item], until: float) -> list[Any]:
         """Return the refused parts of each item."""
@@ -226,12 +231,11 @@ def _joins(last: Item, item: Item) -> bool:
     return item[RESULTS:] == last[RESULTS:]
 
 
-def narrowed(items: list[Item], part: Refused) -> Item:
-    """Return the part of the item that ``part`` refers to; raise `BadRequest` if no item holds it."""
-    for item in items:
-        offset = counter_of(part.first) - counter_of(item[0])
-        if item[0][:16] == part.first[:16] and offset >= 0 and offset + part.count <= item[1]:
-            return _slice(item, offset, part.count)
+def narrowed(item: Item, part: Refused) -> Item:
+    """Return the part of the item that ``part`` refers to; raise `BadRequest` if the item does not hold it."""
+    offset = counter_of(part.first) - counter_of(item[0])
+    if item[0][:16] == part.first[:16] and offset >= 0 and offset + part.count <= item[1]:
+        return _slice(item, offset, part.count)
     raise BadRequest("a peer refused a claim that was not in the request")
 
 

@@ -183,6 +183,27 @@ async def test_parts_refused_for_a_passing_reason_are_sent_again_alone(
 
 
 @played
+async def test_of_two_claims_of_one_task_the_refused_one_is_sent_again(peer: FakePeer, client: AsyncClient) -> None:
+    """The other one, which has ended, must not be sent in its place: the task would be left claimed."""
+    await client.enqueue("mail", b"x")
+    valid = (await client.claim("mail"))[0]
+    ended = Claim.of(valid.id, valid.token - 1)
+    stale, passing = StaleToken("it has ended").to_map(), NotLeader().to_map()
+    answers = [[[[valid.id, 1, stale]], [[valid.id, 1, passing]]], [[]]]
+
+    def intercept(request: Request) -> bool:
+        if request.method == "complete":
+            request.reply({"results": answers.pop(0)})
+        return request.method == "complete"
+
+    peer.intercept = intercept
+    with pytest.raises(BatchRefused) as caught:
+        await client.complete([ended, valid], b"done")
+    assert [type(part.error) for part in caught.value.refused] == [StaleToken]
+    assert peer.arguments("complete")[1]["items"] == [[valid.id, 1, valid.token, None, [b"done"]]]
+
+
+@played
 async def test_claims_in_a_list_go_back_as_runs_where_they_can(network: SimulatedNetwork, peer: FakePeer) -> None:
     """Consecutive claims of one grant are one item."""
     async with client_of(network) as client:
@@ -307,9 +328,11 @@ def test_completions_that_name_their_updates_stay_apart() -> None:
 
 def test_a_refused_part_is_cut_out_of_its_item() -> None:
     """With its part of the results."""
-    items = [item(0, 4, None, [b"0", b"1", b"2", b"3"]), item(10, 2, None, None)]
-    part = Refused(TaskId(items[0][0][:16] + b"\0\0\0\1"), 2, NotLeader())
-    assert narrowed(items, part) == item(1, 2, None, [b"1", b"2"])
+    whole = item(0, 4, None, [b"0", b"1", b"2", b"3"])
+    part = Refused(TaskId(whole[0][:16] + b"\0\0\0\1"), 2, NotLeader())
+    assert narrowed(whole, part) == item(1, 2, None, [b"1", b"2"])
+    with pytest.raises(BadRequest):
+        narrowed(item(10, 2, None, None), part)
 
 
 def test_large_results_are_spread_over_requests() -> None:
