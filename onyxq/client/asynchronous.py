@@ -261,6 +261,10 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         options = Options(names, lease_ms, wait_ms, worker or self._worker, ahead_ms, self._seconds(timeout_ms))
         return await self._claims.claim(options, max, shares=worker is None)
 
+    def _give_back(self, claims: ClaimBatch) -> None:
+        """Release claims whose caller is gone, without an answer."""
+        self._claims.give_back(claims)
+
     async def update(self, claim: Claim, data: bytes, *, w: int | None = None, timeout_ms: Timeout = None) -> int:
         """Append an update to a claimed task; return its number, counted from 0 per claim.
 

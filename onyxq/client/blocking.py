@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from threading import Thread
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -18,6 +18,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from onyxq.access.certificates import Certificates
 from onyxq.client.asynchronous import ADDRESS, TIMEOUT_MS, AsyncClient
+from onyxq.client.claims import ClaimBatch
 from onyxq.client.flow_calls import FlowHandle
 from onyxq.client.flows import Enqueued, Flow, Part, Step, chain, group
 from onyxq.client.management import PAGE_TASKS
@@ -45,10 +46,34 @@ def _blocking(method: AsyncMethod[P, R]) -> Callable[Concatenate[Client, P], R]:
     return call
 
 
+class _Handover:
+    """A call between the background thread and its caller, who may be gone when the claims come that it asked for."""
+
+    def __init__(self) -> None:
+        self.scope: CancelScope | None = None
+        """Scope of the call once it has begun; used by the background thread only."""
+        self.left = False
+        """Whether the caller is gone."""
+        self._lock = Lock()
+        self._claims: ClaimBatch | None = None
+
+    def offer(self, claims: ClaimBatch) -> bool:
+        """Keep claims for the caller; return False if it is gone."""
+        with self._lock:
+            self._claims = claims
+            return not self.left
+
+    def leave(self) -> ClaimBatch | None:
+        """Note that the caller is gone; return the claims that it was offered."""
+        with self._lock:
+            self.left = True
+            return self._claims
+
+
 class Client:
     """A connection with a cluster: ``with Client("HOST:PORT") as client``; threads may share it.
 
-    The calls are those of `AsyncClient`, and wait for the answer.
+    The calls are those of `AsyncClient`, and wait for the answer. Ctrl-C cancels the call that it interrupts.
     """
 
     def __init__(
@@ -129,18 +154,25 @@ class Client:
             scope.cancel()
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Return the result of an asynchronous call; raise `Unavailable` if this client is closed before the answer."""
-        portal = self._portal
+        """Return the result of an asynchronous call; raise `Unavailable` if this client is closed before the answer.
+
+        If the wait is interrupted, for example by Ctrl-C, the call is cancelled.
+        """
+        portal, handover = self._portal, _Handover()
+        future: Future[R] | None = None
         try:
             if portal is not None:
-                found: R = portal.call(self._until_closed, call)
-                return found
+                future = portal.start_task_soon(self._until_closed, call, handover)
+                return future.result()
         except OnyxqError as error:
             # The frames of the other thread's event loop say nothing to the caller.
             raise error.with_traceback(None)  # noqa: B904  # it is the same error
         except RuntimeError:
             if self._portal is portal:
                 raise
+        except BaseException:
+            self._abandon(portal, future, handover)
+            raise
         raise _not_open()
 
     async def awaited(self, method: AsyncMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -151,24 +183,52 @@ class Client:
         portal = self._portal
         if portal is None:
             raise _not_open()
-        call = functools.partial(method, self._client, *args, **kwargs)
+        call, handover = functools.partial(method, self._client, *args, **kwargs), _Handover()
         try:
-            future: Future[R] = portal.start_task_soon(self._until_closed, call)
+            future: Future[R] = portal.start_task_soon(self._until_closed, call, handover)
         except RuntimeError:
             raise _not_open() from None
-        await _done(future)
+        try:
+            await _done(future)
+        except BaseException:
+            self._abandon(portal, future, handover)
+            raise
         try:
             return future.result()
         except OnyxqError as error:
             raise error.with_traceback(None)  # noqa: B904  # as in `_run`
 
-    async def _until_closed(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    def _abandon(self, portal: BlockingPortal | None, future: Future[R] | None, handover: _Handover) -> None:
+        """Cancel a call whose caller is gone; give back the claims that it may have got already.
+
+        ``future``: that of the call; None if the caller was interrupted while it began.
+        """
+        claims = handover.leave()
+        if future is not None:
+            future.cancel()
+        if portal is not None and (future is None or claims):
+            with suppress(RuntimeError):  # the client is closed
+                portal.start_task_soon(self._end_abandoned, handover, claims)
+
+    def _end_abandoned(self, handover: _Handover, claims: ClaimBatch | None) -> None:
+        if handover.scope is not None:
+            handover.scope.cancel()
+        if claims:
+            self._client._give_back(claims)
+
+    async def _until_closed(self, call: Callable[[], Coroutine[Any, Any, R]], handover: _Handover) -> R:
         if self._closing:
             raise _not_open()
         with CancelScope() as scope:
+            handover.scope = scope
+            if handover.left:
+                scope.cancel()
             self._under_way.add(scope)
             try:
-                return await call()
+                found = await call()
+                if isinstance(found, ClaimBatch) and not handover.offer(found):
+                    self._client._give_back(found)
+                return found
             finally:
                 self._under_way.discard(scope)
         raise Unavailable("the client was closed while it waited for the answer")

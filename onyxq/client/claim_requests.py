@@ -157,7 +157,7 @@ class ClaimRequests:
     def _leave(self, call: _Call) -> None:
         """Withdraw a call whose caller is gone."""
         if call.batch is not None:
-            self._give_back(call.batch)
+            self.give_back(call.batch)
         elif call.group is not None and not call.over:
             call.group.calls.remove(call)
             if not call.group.calls:
@@ -215,12 +215,12 @@ class ClaimRequests:
             if share or now >= call.wait_until:
                 call.batch = ClaimBatch(share)
                 call.end()
-        self._give_back(ClaimBatch(rest))
+        self.give_back(ClaimBatch(rest))
 
     def _answer_late(self, answer: dict[str, Any]) -> None:
-        self._give_back(ClaimBatch.of(answer, sent_at=0.0))
+        self.give_back(ClaimBatch.of(answer, sent_at=0.0))
 
-    def _give_back(self, claims: ClaimBatch) -> None:
+    def give_back(self, claims: ClaimBatch) -> None:
         """Release claims without a caller: no worker would run the tasks."""
         if claims:
             self._pool.notify("release", {"items": items_of(claims)})

@@ -1,18 +1,25 @@
-"""The client for plain threads: the end of its background thread."""
+"""The client for plain threads: the end of its background thread, and calls whose caller is gone."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
-from onyxq.client import Client
+from onyxq.client import AsyncClient, Client, blocking
+from onyxq.client.claims import ClaimBatch, ClaimedRun
+from onyxq.core.ids import make_id
 from onyxq.errors import Unavailable
 from tests.interfaces.live_world import running
 
@@ -84,3 +91,91 @@ def test_an_interrupt_while_a_client_is_opened_ends_it() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
     found = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
     assert (found.stdout.strip(), found.stderr) == ("['MainThread']", "")
+
+
+CLAIMS = ClaimBatch([ClaimedRun(token=7, first=make_id(1, 0, 1, 0), count=2)])
+
+
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> list[ClaimBatch]:
+    """Claims that clients gave back."""
+    found: list[ClaimBatch] = []
+    monkeypatch.setattr(AsyncClient, "_give_back", lambda _, claims: found.append(claims))
+    return found
+
+
+def test_claims_that_come_after_an_interrupt_are_given_back(given_back: list[ClaimBatch]) -> None:
+    """No worker would run the tasks until their lease ends."""
+    main, gone = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    async def claim() -> ClaimBatch:
+        signal.pthread_kill(main, signal.SIGINT)
+        gone.wait(1)
+        return CLAIMS
+
+    with Client("127.0.0.1:1") as client:
+        with pytest.raises(KeyboardInterrupt):
+            client._run(claim)
+        gone.set()
+    assert given_back == [CLAIMS]
+
+
+def test_an_interrupt_cancels_the_call() -> None:
+    """It would continue in the background, and could claim tasks that are never run."""
+    main, cancelled = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    async def wait() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    with Client("127.0.0.1:1") as client:
+        with pytest.raises(KeyboardInterrupt):
+            client._run(wait)
+        assert cancelled.wait(5)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_claims_of_a_cancelled_wait_are_given_back(
+    given_back: list[ClaimBatch], monkeypatch: pytest.MonkeyPatch, backend: str, answered: bool
+) -> None:
+    """Whether they came just before the wait was cancelled or come after it."""
+    gone = threading.Event()
+
+    async def claim(_: AsyncClient) -> ClaimBatch:
+        if not answered:
+            gone.wait(1)
+        return CLAIMS
+
+    async def done(future: Future[Any]) -> None:
+        if answered:
+            assert future.result(10) is CLAIMS
+        await anyio.lowlevel.checkpoint()
+
+    async def main(client: Client) -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await client.awaited(claim)
+
+    monkeypatch.setattr(blocking, "_done", done)
+    with Client("127.0.0.1:1") as client:
+        anyio.run(main, client, backend=backend)
+        gone.set()
+    assert given_back == [CLAIMS]
+
+
+def test_claims_that_are_taken_stay_with_their_caller(given_back: list[ClaimBatch]) -> None:
+    """From any thread and from async code."""
+
+    async def claim(_: AsyncClient | None = None) -> ClaimBatch:
+        return CLAIMS
+
+    with Client("127.0.0.1:1") as client:
+        assert client._run(claim) is CLAIMS
+        assert anyio.run(client.awaited, claim) is CLAIMS
+    assert not given_back
