@@ -205,8 +205,8 @@ class Managing:
     ) -> int:
         """Requeue dead letters with all their retries: those named, or all that match; return their number.
 
-        One call requeues at most 100,000: if it returns that number, call it again. Raises `NotFound` or `Conflict` for
-        an id that is not a dead letter; the others are requeued.
+        One call requeues at most 100,000 of those that match, so repeat it if there may be more. Raises `NotFound` or
+        `Conflict` for an id that is not a dead letter; the others are requeued.
         """
         return await self._change_dead(REQUEUE_DEAD, ids, queue, where)
 
