@@ -305,6 +305,34 @@ def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: An
     assert {one["key"]: one["value"] for one in written(tmp_path / "last")} == {"a": 2, "b": 1}
 
 
+def test_windows_of_the_clock_and_timers_work_on_bounded_inputs(spark: Any, tmp_path: Path) -> None:
+    """All of the input exists, so no group waits for the clock: the end of the input emits what is left."""
+    lines(tmp_path / "in", "0.json", [{"user": "a"}, {"user": "b"}, {"user": "a"}])
+    job = Job(
+        id="bounded",
+        workflow=[("in", "count"), ("count", "days"), ("count", "totals")],
+        catalog=[
+            Input("in", format="json", path=str(tmp_path / "in"), schema="user string"),
+            Reduce("count"),
+            Output("days", format="json", path=str(tmp_path / "days")),
+            Output("totals", format="json", path=str(tmp_path / "totals")),
+        ],
+        windows=[
+            Window("day", "count", "fixed", range_ms=86_400_000, key="user", aggregation="count"),
+            Window("all", "count", key="user", aggregation="count"),
+        ],
+        triggers=[
+            Trigger("day", emit_to="days"),
+            Trigger("all", "timer", period_ms=86_400_000, emit_to="totals"),
+        ],
+        key_groups=2,
+    )
+    at = run(spark, job, tmp_path)
+    say_the_rest(spark, job, tmp_path, at)
+    for name in ("days", "totals"):
+        assert {one["key"]: one["value"] for one in written(tmp_path / name)} == {"a": 2, "b": 1}
+
+
 @pytest.mark.parametrize("groups", [1, 7, 16])
 def test_each_group_has_a_partition_of_its_own(spark: Any, groups: int) -> None:
     """For any hash of the groups' names, no two groups share a partition, so no slot has double work."""

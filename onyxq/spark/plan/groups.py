@@ -172,7 +172,7 @@ def cut(feeds: Sequence[Feed], work: Cut, job: Job, *, most: int | None, timed: 
     dealt = dealt if most is None else dealt.coalesce(most)
     dealt = dealt.observe(f"onyxq/{work.task}", of.max("seen_ms").alias(WATERMARK)).drop("seen_ms")
     made = dealt.groupBy("grp").transformWithStateInPandas(
-        statefulProcessor=_Gather(work, job.id),
+        statefulProcessor=_Gather(work, job.id, timed=timed),
         outputStructType=rows.SCHEMA,
         outputMode="append",
         timeMode="processingTime" if timed else "none",
@@ -336,9 +336,11 @@ def _spark_hash(label: int) -> int:
 class _Gather(StatefulProcessor):
     """The processor that Spark calls for each group that has rows, or whose timer fired."""
 
-    def __init__(self, work: Cut, job: str) -> None:
+    def __init__(self, work: Cut, job: str, *, timed: bool) -> None:
         self._work = work
         self._job = job
+        self._timed = timed
+        """Whether groups also run without input: without that Spark refuses timers."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -365,7 +367,7 @@ class _Gather(StatefulProcessor):
                 raise self._work.failed(error, None) from error
             if made.full:
                 yield made.frame()
-        wake = self._work.wake_ms(state)
+        wake = self._work.wake_ms(state) if self._timed else None
         if wake is not None and wake != wake_ms:
             self._handle.registerTimer(wake)
         self._index.update((turn + 1, wake or 0, state.index))
