@@ -158,11 +158,12 @@ class Group:
             # Spark may deal out a repeat of the batch in another order.
             parts = sorted(batch.parts, key=lambda one: one[2][5])
         for window, key, part in parts:
-            cell = cells.get((window, key))
+            cell, windowing = cells.get((window, key)), self.windowings[window]
             if cell is None:
                 cell = cells[window, key] = self._buckets.cell(_named(window, key))
                 brought[window, key] = []
-            windowing = self.windowings[window]
+                # Only a job that takes over the state, with a shorter watermark_ms, has extents that are over already.
+                yield from self._said(window, key, close(windowing, cell, clocks[window]))
             extent = gather(windowing, cell, part)
             bits = at_segment(windowing, extent, part)
             if bits and extent[END] > clocks[window]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from attrs import field, mutable
+from attrs import evolve, field, mutable
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -412,6 +412,19 @@ def test_a_trigger_of_another_kind_continues_the_count(before: str) -> None:
     new = Kept(compiled(window, Trigger("w", "segments", count=3)), store=old.store, index=old.index)
     said = [one[4] for _ in range(3) for one in new.batch([[{}]], 2)]
     assert said == ([5] if before == "batch" else [3])
+
+
+@pytest.mark.parametrize("kind", [{"kind": "session", "gap_ms": 5}, {"kind": "fixed", "range_ms": 10}])
+@pytest.mark.parametrize("late", [[], [{"key": "a", "at": 4}]])
+def test_a_shorter_watermark_completes_the_extents_that_it_ends(kind: dict[str, Any], late: list[Segment]) -> None:
+    """A resumed job emits all that the earlier one had counted, also for a key that gets late segments first."""
+    window = Window("w", "t", key="key", time="at", aggregation="count", watermark_ms=100, **kind)
+    old = Kept(compiled(window, Trigger("w")))
+    assert not old.batch([[{"key": "a", "at": 2}, {"key": "a", "at": 3}, {"key": "b", "at": 50}]], 1)
+    new = Kept(compiled(evolve(window, watermark_ms=10), Trigger("w")), store=old.store, index=old.index)
+    said = new.batch([[*late, {"key": "b", "at": 51}]], 2)
+    assert [one[4] for one in said] == [2]
+    assert Index.unpack(new.index, 1).late == len(late)
 
 
 def test_a_group_wakes_for_timers_and_for_the_clock() -> None:
