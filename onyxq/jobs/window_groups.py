@@ -17,6 +17,7 @@ from typing import Any
 import msgpack
 from attrs import field, frozen, mutable
 
+from onyxq.core.ids import ID_BYTES
 from onyxq.jobs.key_state import BUCKET_BYTES_MAX, Buckets, Notes, Store, later
 from onyxq.jobs.windows import (
     END,
@@ -155,8 +156,8 @@ class Group:
         brought: dict[tuple[int, bytes], list[Part]] = {}
         parts: Iterable[tuple[int, bytes, Part]] = batch.parts
         if any(windowing.ordered for windowing in self.windowings):
-            # Spark may deal out a repeat of the batch in another order.
-            parts = sorted(batch.parts, key=lambda one: one[2][5])
+            # Spark may deal out a repeat of the batch in another order, but segments made of one segment keep theirs.
+            parts = sorted(batch.parts, key=lambda one: one[2][5][:ID_BYTES])
         for window, key, part in parts:
             cell, windowing = cells.get((window, key)), self.windowings[window]
             if cell is None:

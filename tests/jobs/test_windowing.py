@@ -14,10 +14,12 @@ from attrs import evolve, field, mutable
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from onyxq.core.ids import make_id
 from onyxq.jobs.model import Aggregation, Job, Reduce, Ref, Trigger, Window
 from onyxq.jobs.preview import Buckets
 from onyxq.jobs.window_groups import Batch, Fired, Group, Index
 from onyxq.jobs.windows import NEVER, Parts, Windowing, extents_at, windowings
+from onyxq.spark.lineage import child
 
 Segment = dict[str, Any]
 
@@ -368,6 +370,18 @@ def test_segments_fire_in_the_order_of_their_lineage(trigger: dict[str, Any], ki
         found.append((said, dict(kept.store), group.index.pack()))
         rng.shuffle(rows)
     assert found[0][0] and all(one == found[0] for one in found)
+
+
+def test_segments_made_of_one_segment_keep_their_order() -> None:
+    """A function returns a list, and triggers fire at its segments in the order of the list."""
+    windows = compiled(Window("w", "t", field="n"), Trigger("w", "segments", count=1, refinement="discarding"))
+    fold = Parts(windows[0])
+    for source in range(3):
+        for ordinal in range(8):
+            fold.add({"n": [source, ordinal]}, 0, child(make_id(1, 0, 7, source), 0, ordinal))
+    rows = [(0, key, one) for key, one in fold.take()]
+    said = [seen(fired)[4] for fired in Kept(windows).group().batch(Batch(1, rows, [[fold.newest]]))]
+    assert said == [[[source, ordinal]] for source in range(3) for ordinal in range(8)]
 
 
 def test_a_trigger_on_segments_fires_at_each_multiple_of_its_count() -> None:
