@@ -143,6 +143,8 @@ def problems(job: Job) -> Iterator[Problem]:
 def fits(letter: Letter, job: Job) -> bool:
     """Return whether a job can process a letter: no earlier job of its id with another definition wrote it."""
     names = [task.name for task in job.catalog]
+    if letter.window is not None and (letter.task, letter.window) not in {(one.task, one.id) for one in job.windows}:
+        return False
     return letter.task in names and wanted(job, letter.task) and letter.way in _ways(job, letter.task)
 
 

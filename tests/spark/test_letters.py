@@ -199,6 +199,28 @@ def test_a_late_segment_that_extends_an_open_session_is_no_letter() -> None:
     assert [one["segment"]["at"] for to, one in second if to == rows.LETTER] == [1]
 
 
+def test_a_late_segment_that_is_sent_again_counts_in_its_window_only() -> None:
+    """The other windows of the task have counted it, or have a letter of their own."""
+    from onyxq.spark.plan.windows import Gathering
+
+    names = ("w", "hours")
+    windows = [Window(name, "w", "fixed", range_ms=10, key="user", time="at", aggregation="count") for name in names]
+    old = evolve(job(), windows=windows, triggers=[Trigger(name) for name in names])
+    made = decode(encode(letters.requeued(old, id="again")))
+    late = letters.late(task="w", window="hours", segment=FIVE, time_ms=5, watermark_ms=25)
+    data = letters.stamped(late, job="j", batch=1, attempt=1)
+    batch = pyarrow.RecordBatch.from_pydict({"lineage": [SOURCE], "payload": [data]})
+    segments = rows.segments([batch], rows.LETTERS, entry="in", place="", way="w")
+    ((out, lineage, payload),) = region(made, "w").batch(segments, {}, letters=True)
+    dealer = Gathering(encode(made), "w").dealer()
+    assert dealer.add(lineage, 0, unpack(payload), 1, out) is None
+    assert [kind for kind, _, _ in dealer.take() if kind < len(names)] == [1] and dealer.note() == [None, 5]
+    again = dealer.add(lineage, 0, {"at": "noon"}, 1, out)
+    assert again is not None and again["window"] == "hours"
+    letter = letters.letter_in(data)
+    assert letters.fits(letter, old) and not letters.fits(evolve(letter, window="days"), old)
+
+
 def test_a_segment_without_key_time_or_field_is_a_letter_of_the_window() -> None:
     """No window of the task has counted it. A job without dead letters fails."""
     first, _ = gathered(job(), [{"at": 5}, {"at": "noon", "user": "ann"}, FIVE])

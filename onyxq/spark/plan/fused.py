@@ -27,7 +27,7 @@ from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.plan.regions import Region, carries_letters, way_of
 
 Row = tuple[str, bytes, bytes]
-"""``(out, lineage, payload)``: the task that it goes to, its origin, its value as msgpack."""
+"""``(out, lineage, payload)``: the task that it goes to (or ``task/window``), its origin, its value as msgpack."""
 
 
 @frozen
@@ -103,11 +103,19 @@ class Fused:
         """
         self._lifecycles.around("before_batch", self._names, **known)
         for lineage, segment, only in segments:
-            if only != rows.LETTER:
-                yield from self.segment(lineage, segment, only, again=letters)
+            if letters:
+                yield from self._again(lineage, segment, only)
+            elif only != rows.LETTER:
+                yield from self.segment(lineage, segment, only)
             elif self._carries:
                 yield rows.LETTER, lineage, pack(segment)
         self._lifecycles.around("after_batch", self._names, **known)
+
+    def _again(self, lineage: bytes, segment: Any, only: str) -> list[Row]:
+        """Return the rows of a dead letter that is sent again; ``only``: its task, or ``task/window``."""
+        task = only.partition("/")[0]
+        found = self.segment(lineage, segment, task, again=True)
+        return [(only if out == task else out, after, payload) for out, after, payload in found]
 
     def segment(self, lineage: bytes, segment: Any, only: str = "", *, again: bool = False) -> list[Row]:
         """Return the rows that one segment of the entry becomes, in the order in which tasks made them.

@@ -98,8 +98,11 @@ class Given:
 class Dealer(Protocol):
     """Deals out one part of a batch."""
 
-    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> dict[str, Any] | None:
-        """Add a segment of the batch that was planned at that time, or return the dead letter that it becomes."""
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int, to: str = "") -> dict[str, Any] | None:
+        """Add a segment of the batch that was planned at that time, or return the dead letter that it becomes.
+
+        ``to``: the task, or ``task/window`` for a segment of one window only.
+        """
 
     def add_columns(self, batch: Any, side: int, now_ms: int) -> None:
         """Add the rows of an Arrow batch as segments."""
@@ -222,7 +225,7 @@ class _Deal:
             else:
                 out, lineage, payload = given
                 seen, value = True, unpack(payload)
-                letter = value if out == rows.LETTER else dealer.add(lineage, self._side, value, part.now_ms)
+                letter = value if out == rows.LETTER else dealer.add(lineage, self._side, value, part.now_ms, out)
                 if letter is not None:
                     sent.letter(lineage, letter)
             if len(dealer) + len(sent) >= FOLDED_MAX:

@@ -67,7 +67,7 @@ class Keying:
         self._dealt: list[Dealt] = []
         self._newest: list[int | None] = [None, None]
 
-    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int, to: str = "") -> None:
         try:
             time_ms = None if self._time is None else time_of(self._time, value)
             key = pack_key(self._on(value))

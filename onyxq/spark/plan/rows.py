@@ -48,7 +48,10 @@ PLANNED, PART = "_onyxq_planned_ms", "_onyxq_part"
 """
 
 Segment = tuple[bytes, Any, str]
-"""Lineage, value, and the only task that it goes to, or empty: a window's trigger may set it."""
+"""Lineage, value, and the only task that it goes to, or empty: a window's trigger may set it.
+
+A late segment that is sent again goes to one window only, ``task/window``: its other windows may have counted it.
+"""
 
 
 def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str, way: str = "") -> Iterator[Segment]:
@@ -83,7 +86,7 @@ def _from_letters(batch: Any, way: str) -> Iterator[Segment]:
     for lineage, payload in zip(*columns, strict=True):
         letter = letter_in(payload)
         if letter.way == way:
-            yield lineage, letter.segment, letter.task
+            yield lineage, letter.segment, f"{letter.task}/{letter.window}" if letter.window else letter.task
 
 
 def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Segment]:

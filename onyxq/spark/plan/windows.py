@@ -6,7 +6,7 @@ The groups merge them into the windows, and the windows fire. All windows of a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Input, Job, Trigger, Window
 from onyxq.jobs.values import pack, unpack
 from onyxq.jobs.window_groups import Batch, Fired, Group, Index, Kept
-from onyxq.jobs.windows import Parts, Windowing, extents_at, windowings
+from onyxq.jobs.windows import Parts, Placed, Windowing, extents_at, windowings
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import columns
 from onyxq.spark.functions import resolve
@@ -114,28 +114,42 @@ class Folding:
 
     def __init__(self, work: Gathering) -> None:
         self._work = work
-        self._parts = [Parts(windowing) for windowing in work.windowings()]
+        windows = work.windowings()
+        self._parts = [Parts(windowing) for windowing in windows]
+        every = tuple(enumerate(self._parts))
+        self._of = {"": every, work.task: every}
+        """The task, or ``task/window`` -> the windows that take a segment, each with its number."""
+        self._of |= {f"{work.task}/{one.window.id}": (every[number],) for number, one in enumerate(windows)}
         self._lettered = _has_letters(work.body, work.task)
-        self._timed = [(number, one.window) for number, one in enumerate(work.windowings()) if _may_be_late(one)]
+        self._timed = [(number, one.window) for number, one in enumerate(windows) if _may_be_late(one)]
         self._kept: list[Dealt] = []
 
-    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> dict[str, Any] | None:
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int, to: str = "") -> dict[str, Any] | None:
         kept = pack(value) if self._lettered else None  # A function may change it.
+        parts = self._of[to]
         try:
-            placed = [part.placed(value, now_ms) for part in self._parts]
+            placed = [part.placed(value, now_ms) for _, part in parts]
         except Exception as error:
             if kept is None:
                 raise self._work.failed(error, value) from error
-            return self._work.letter(error, unpack(kept), self._work.task)
+            letter = self._work.letter(error, unpack(kept), self._work.task)
+            window = to.partition("/")[2]
+            return {**letter, "window": window} if window else letter
         try:
-            for part, place in zip(self._parts, placed, strict=True):
+            for (_, part), place in zip(parts, placed, strict=True):
                 part.put(value, place, lineage)
         except Exception as error:
             raise self._work.failed(error, value) from error
-        for number, window in self._timed if self._lettered else ():
-            time_ms, key, _ = placed[number]
-            self._kept.append((len(self._parts) + number, key, (*extents_at(window, time_ms)[0], time_ms, kept)))
+        if self._lettered:
+            self._keep(dict(zip((number for number, _ in parts), placed, strict=True)), kept)
         return None
+
+    def _keep(self, placed: Mapping[int, Placed], kept: bytes | None) -> None:
+        """Keep a segment for the windows in which it may be late; ``placed``: number of a window -> its place."""
+        for number, window in self._timed:
+            if number in placed:
+                time_ms, key, _ = placed[number]
+                self._kept.append((len(self._parts) + number, key, (*extents_at(window, time_ms)[0], time_ms, kept)))
 
     def add_columns(self, batch: Any, side: int, now_ms: int) -> None:
         windows = zip(self._work.windowings(), self._parts, strict=True)
