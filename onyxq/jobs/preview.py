@@ -16,6 +16,7 @@ from typing import Any
 from attrs import define, field
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.jobs import flow_conditions, join_pairs, letters, window_groups
 from onyxq.jobs.file_sample import first_rows
 from onyxq.jobs.function_imports import import_problem
@@ -174,9 +175,10 @@ def _handed_over(task: Task, value: Any) -> Any:
     if isinstance(task, Function):
         return value
     key = task.ordering_key if isinstance(task, Output) else None
-    if key is not None and type(value.get(key) if isinstance(value, dict) else None) not in (str, int):
-        problem = f"output {task.name}: {key!r}, its ordering key, must be a string or an integer of the segment"
-        raise Refused(problem, field="ordering_key")
+    found = value.get(key) if key is not None and isinstance(value, dict) else None
+    if key is not None and (type(found) not in (str, int) or not 1 <= len(str(found)) <= NAME_CHARACTERS_MAX):
+        needs = f"must be a string or an integer of the segment, of 1 to {NAME_CHARACTERS_MAX} characters"
+        raise Refused(f"output {task.name}: {key!r}, its ordering key, {needs}", field="ordering_key")
     return unpack(pack(value))
 
 

@@ -139,12 +139,15 @@ def test_an_exception_goes_where_the_conditions_send_it_or_names_the_task() -> N
 
 
 def test_bad_input_is_refused() -> None:
-    """A job that a cluster would refuse, an input that it does not have, and an impossible batch."""
+    """A job that a cluster would refuse, an input that it does not have, an impossible batch, a key of no task."""
+    keyed = Job(workflow=[("in", "out")], catalog=[Input("in", queue="a"), Output("out", queue="b", ordering_key="k")])
     for call, name in (
         (lambda: preview(job(), {"line": []}), "rows"),
         (lambda: preview(job(), {}, batch_rows=0), "batch_rows"),
         (lambda: job().preview(0), "count"),
         (lambda: job().preview(rows={"line": [], "lines": []}), "rows"),
+        (lambda: preview(keyed, {"in": [{"k": ""}]}), "ordering_key"),
+        (lambda: preview(keyed, {"in": [{"k": "x" * 201}]}), "ordering_key"),
     ):
         with pytest.raises(BadRequest) as error:
             call()

@@ -174,9 +174,9 @@ def test_bytes_stay_bytes_and_the_rest_is_json() -> None:
         with pytest.raises(BadRequest) as caught:
             task_of(OUT, msgpack.packb(segment), "o")
         assert caught.value.field == "payload"
-    for segment in (7, {"other": 1}):
+    for segment in (7, {"other": 1}, {"user": ""}, {"user": "x" * 201}, {"user": 10**200}):
         with pytest.raises(BadRequest) as caught:
-            task_of(keyed, msgpack.packb(segment), "o")
+            task_of(keyed, pack(segment), "o")
         assert caught.value.field == "ordering_key"
 
 

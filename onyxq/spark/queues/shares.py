@@ -15,7 +15,7 @@ from onyxq.client.policy import Policy
 from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.core.facts import pack_task, partition_of_keys
 from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, TaskId
-from onyxq.core.limits import TRANSACTION_BYTES_MAX
+from onyxq.core.limits import NAME_CHARACTERS_MAX, TRANSACTION_BYTES_MAX
 from onyxq.jobs.values import Unfit, called, to_json, unpack
 from onyxq.spark.lineage import PREFIX_BYTES, made_prefix
 from onyxq.spark.queues.options import QueueOutput
@@ -183,6 +183,9 @@ def task_of(output: QueueOutput, packed: bytes, name: str) -> tuple[QueueOutput,
             what = f"{output.ordering_key}: an ordering key must be a string or an integer"
             raise BadRequest(f"output {name}: {what}, not the {called(found)} {found!r:.60}", field="ordering_key")
         key = str(found)
+        if not 1 <= len(key) <= NAME_CHARACTERS_MAX:
+            what = f"{output.ordering_key}: an ordering key must have 1 to {NAME_CHARACTERS_MAX} characters"
+            raise BadRequest(f"output {name}: {what}, not {len(key)}", field="ordering_key")
     if isinstance(value, bytes):
         return output, value, key
     try:
