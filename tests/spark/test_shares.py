@@ -17,6 +17,7 @@ from onyxq.core.ids import ids_of, make_id, ms_of, partition_of
 from onyxq.errors import BadRequest
 from onyxq.jobs.values import pack
 from onyxq.spark.checkpoint import recorded
+from onyxq.spark.failures import TaskFailed
 from onyxq.spark.lineage import PREFIX_BYTES, source_prefix
 from onyxq.spark.plan import rows
 from onyxq.spark.plan.outputs import Routed
@@ -160,6 +161,16 @@ def test_a_refusal_of_other_tasks_makes_no_dead_letter(monkeypatch: pytest.Monke
     for segment, said in ((b"small", "another task is refused"), (bytes(TASK_BYTES_MAX + 1), "in one task; at most")):
         with pytest.raises(Exception, match=said):
             routed._write([("out", bytes(28), pack(segment))], None, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("payload", [b"{", b"\xff\xfe", b"[" * 100_000])
+def test_a_task_whose_json_is_none_is_named(payload: bytes) -> None:
+    """Peers do not look into the data of a task. To start the job again would not help."""
+    task = make_id(1, 0, 2, 3)
+    (batch,) = batch_of([(task, pack_task({"queue": "in", "format": "json"}, [payload]))], 1_000)
+    with pytest.raises(TaskFailed, match=f"task in: .*task {task.hex()} has the format json") as caught:
+        list(rows.segments([batch], rows.QUEUE, entry="in", place="j/0"))
+    assert (caught.value.failure.task, caught.value.failure.restart) == ("in", False)
 
 
 def test_bytes_stay_bytes_and_the_rest_is_json() -> None:

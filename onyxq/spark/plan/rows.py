@@ -16,6 +16,7 @@ import msgpack
 import pyarrow
 from pyarrow import compute
 
+from onyxq.core.errors import BadRequest
 from onyxq.core.ids import COUNTER_MAX, ids_of, make_id
 from onyxq.jobs.key_state import hash64
 from onyxq.jobs.letters import letter_in
@@ -66,7 +67,7 @@ def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str, way:
         if shape == LETTERS:
             yield from _from_letters(batch, way)
         else:
-            yield from _from_queue(batch) if shape == QUEUE else _from_segments(batch, entry)
+            yield from _from_queue(batch, entry) if shape == QUEUE else _from_segments(batch, entry)
 
 
 def _from_segments(batch: Any, entry: str) -> Iterator[Segment]:
@@ -75,10 +76,20 @@ def _from_segments(batch: Any, entry: str) -> Iterator[Segment]:
         yield lineage, unpack(payload), "" if out == entry else out
 
 
-def _from_queue(batch: Any) -> Iterator[Segment]:
+def _from_queue(batch: Any, entry: str) -> Iterator[Segment]:
     columns = [batch.column(name).to_pylist() for name in ("lineage", "payload", "format")]
-    for lineage, payload, form in zip(*columns, strict=True):
-        yield lineage, (json.loads(payload) if form == "json" else payload), ""
+    for place, (lineage, payload, form) in enumerate(zip(*columns, strict=True)):
+        yield lineage, (_from_json(batch, place, payload, entry) if form == "json" else payload), ""
+
+
+def _from_json(batch: Any, place: int, payload: bytes, entry: str) -> Any:
+    """Return the value of a task that was enqueued as JSON; peers do not check that it is."""
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        task_id = batch.column("id")[place].as_py().hex()
+        wrong = BadRequest(f"task {task_id} has the format json, but its data is not JSON: {error}")
+        raise of_task(wrong, task=entry, segment=payload, restart=False) from None
 
 
 def _from_letters(batch: Any, way: str) -> Iterator[Segment]:
