@@ -228,6 +228,16 @@ def test_found_columns_that_do_not_fit_the_table_are_refused_before_the_commit(t
         staged(output(tmp_path, None), 1, [{"n": "one"}], mark="other")
 
 
+def test_a_first_batch_of_nones_alone_is_refused_before_the_commit(tmp_path: Path) -> None:
+    """Delta makes no table without columns. Once there is one, such rows are Nones in all of its columns."""
+    out = output(tmp_path, None)
+    with pytest.raises(BadRequest, match="output out: the table does not exist, and its first batch has no column"):
+        staged(out, 0, [{"n": None}], mark="other")
+    batch(out, 1, [{"n": 1}])
+    batch(out, 2, [{"n": None}])
+    assert sorted(read(tmp_path), key=str) == [{"n": 1}, {"n": None}]
+
+
 @pytest.mark.long
 def test_columns_that_the_table_of_the_page_has_come_back(tmp_path: Path) -> None:
     """Each type with the values that are easily changed; the others are refused before the job starts."""

@@ -41,6 +41,10 @@ def check(folder: Folder, schema: Any) -> None:
                 folder, f"{part.name}: is {part.type}, with a part that has no type yet: name it in the schema"
             )
     table = _table(folder)
+    if table is None and schema is not None and not len(_without_nulls(schema)):
+        raise _wrong(
+            folder, "the table does not exist, and its first batch has no column with a value: name the columns"
+        )
     if table is None or schema is None:
         return
     has = {part.name: part.type for part in pyarrow.schema(table.schema().to_arrow())}
