@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from itertools import islice
 
 import msgpack
@@ -28,6 +30,10 @@ _LACKING = "has no other place"
 _CHOICE = "Give each output another place (--output NAME=PLACE), or let it keep its place (--same-outputs)."
 _PLACE = {"kafka": ("brokers", "topic"), "postgres": ("url", "table")}
 """Format of an output -> the options that identify its place; other formats have a path."""
+_CHOICES = re.compile(r"\{[^{}]*\}")
+"""Alternatives in a pattern of paths."""
+_TOPIC = re.compile(r'"([^"]*)"\s*:')
+"""A topic in Spark's option ``assign``, which is a map in JSON."""
 
 
 def check_replay(old: Job, *, since_ms: int | None, outputs: Mapping[str, str], same_outputs: bool) -> None:
@@ -171,24 +177,30 @@ def _sources(task: Input) -> Iterator[tuple[str, ...]]:
         yield "queue", task.queue
     elif format_of(task) == "kafka":
         brokers = options.get("kafka.bootstrap.servers", "")
-        yield from (("kafka", brokers, topic) for topic in names_in(options.get("subscribe", "")))
+        named = [*names_in(options.get("subscribe", "")), *_TOPIC.findall(options.get("assign", ""))]
+        yield from (("kafka", brokers, topic) for topic in named)
     elif path := task.path or options.get("path"):
         yield "folder", path
 
 
 def _overlap(mine: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Return whether readers of one place also see what is written to the other.
+    """Return whether readers of one place also see what is written to the other; ``others`` may be a pattern of paths.
 
     Brokers are not compared: one cluster has many names.
     """
     if mine[0] == others[0] == "folder":
-        paths = sorted(_folder(path) for path in (mine[1], others[1]))
-        return paths[1].startswith(paths[0])
+        parts = zip(*(_folder(path).split("/")[:-1] for path in (mine[1], others[1])), strict=False)
+        return all(one == other or fnmatchcase(one, _pattern(other)) for one, other in parts)
     if mine[0] == others[0] == "kafka":
         return mine[-1] == others[-1]
     return tuple(name.removeprefix("public.") for name in mine) == tuple(
         name.removeprefix("public.") for name in others
     )
+
+
+def _pattern(name: str) -> str:
+    """Return a pattern of Hadoop for the name of a folder as one of Python, which may fit more names."""
+    return _CHOICES.sub("*", name).replace("[^", "[!")
 
 
 def _folder(path: str) -> str:

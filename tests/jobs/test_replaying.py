@@ -128,6 +128,24 @@ def test_what_cannot_be_replayed_is_refused(old: Job, said: dict[str, Any], fiel
     assert what in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("source", "output", "place"),
+    [
+        (Input("read", format="text", path="/data/*/in"), "files", "/data/new/in"),
+        (Input("read", format="text", path="/data/in-{a,b}*"), "files", "/data/in-b2/again"),
+        (Input("read", format="text", path="/data/in-[^a-z]/x"), "files", "/data/in-7"),
+        (Input("read", format="kafka", options={"assign": '{"clicks": [0, 1], "more": [2]}'}), "messages", "more"),
+    ],
+)
+def test_places_that_a_pattern_or_partitions_of_an_input_read_are_refused(
+    source: Input, output: str, place: str
+) -> None:
+    """The replay would read what it writes, without an end."""
+    with pytest.raises(BadRequest, match="which input 'read' reads"):
+        again(job(source), outputs={output: place}, same_outputs=True)
+    assert again(job(source), outputs={output: "/other" if output == "files" else "others"}, same_outputs=True)
+
+
 def test_each_output_without_a_choice_is_named() -> None:
     """The details have all of them, each with what would happen to its place."""
     with pytest.raises(BadRequest) as caught:
