@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import io
 import json
 import re
@@ -228,6 +229,16 @@ def test_columns_of_csv(made: Rows) -> None:
     """With a schema, which CSV needs."""
     data = file_of("csv", made.rows, made.arrow)
     assert data is None or alike(from_csv(data, made.arrow), made.rows)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "kafka"])
+def test_zeros_after_the_point_that_a_column_lacks_are_left_out(kind: str) -> None:
+    """The value is the same. Arrow takes few of them, and its error would be about other rows."""
+    schema = pyarrow.schema([("price", pyarrow.decimal128(5, 2)), ("all", pyarrow.list_(pyarrow.decimal128(5, 2)))])
+    price, nothing = decimal.Decimal("-103.4" + "0" * 50), decimal.Decimal("0." + "0" * 50)
+    made = [{"price": price, "all": [price, nothing]}]
+    data = file_of(kind, made, schema)
+    assert data is not None and alike(READERS[kind](data, schema), made)
 
 
 @pytest.mark.parametrize("sep", ["\t", " ", ",", "\x1f"])

@@ -278,7 +278,7 @@ def _decimals(kind: Any) -> Convert:
         found = decimal.Decimal(value) if type(value) is int else value
         if type(found) is not decimal.Decimal or not found.is_finite():
             return _refuse(value, f"must be {words}")
-        _, digits, exponent = found.as_tuple()
+        sign, digits, exponent = found.as_tuple()
         assert isinstance(exponent, int)
         number = "".join(map(str, digits)).lstrip("0")
         kept = number.rstrip("0")
@@ -287,6 +287,8 @@ def _decimals(kind: Any) -> Convert:
         after = -(exponent + len(number) - len(kept))
         if after > kind.scale or len(number) + exponent > kind.precision - kind.scale:
             return _refuse(value, f"must be {words}")
+        if -exponent > kind.scale:  # Arrow does not take any number of zeros after the point.
+            return decimal.Decimal((sign, tuple(map(int, kept)), -after))
         return found
 
     return fit
