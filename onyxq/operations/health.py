@@ -69,9 +69,9 @@ class Health:
             for state, count in named(counts).items():
                 if state != "total":
                     depths[queue, state] = count
-            head = node.granter.heads.head(queue)
-            if head is not None:
-                oldest[queue,] = max(0, node.wall_ms() - head[1]) / 1000
+            due_ms = node.granter.heads.oldest_due_ms(queue)
+            if due_ms is not None:
+                oldest[queue,] = max(0, node.wall_ms() - due_ms) / 1000
         metrics.queue_depth.replace(depths)
         metrics.queue_oldest_seconds.replace(oldest)
         return MetricsText(text=metrics.text())

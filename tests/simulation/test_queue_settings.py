@@ -120,3 +120,36 @@ async def test_a_queue_is_as_old_as_its_oldest_ready_task_wherever_that_is(clien
     (found,) = await client.client.queues()
     assert 12_000 <= found["oldest_ready_ms"] < 13_000
     assert (await client.client.queue("q"))["oldest_ready_ms"] >= found["oldest_ready_ms"]
+
+
+async def oldest_s(world: World) -> float | None:
+    """Return the age of the oldest ready task of the queue ``q``, as the metrics of all nodes show it."""
+    found: list[float] = []
+    for node in world.nodes:
+        assert node.running is not None and node.running.service is not None
+        text: str = (await node.running.service.call("metrics", {}))["text"]
+        lines = [line for line in text.splitlines() if line.startswith('onyxq_queue_oldest_seconds{queue="q"}')]
+        found += [float(line.split()[-1]) for line in lines]
+    return max(found, default=None)
+
+
+@simulated(seed=1, options=STEADY)
+async def test_the_metric_of_a_queue_that_is_held_back_shows_how_long_its_tasks_wait(
+    world: World, client: RecordingClient
+) -> None:
+    """Else the alert for old tasks is silent while a queue is paused or at its limit."""
+    await client.client.pause("q")
+    await client.enqueue("q", [b"1", b"2"])
+    await trio.sleep(5)
+    age_s = await oldest_s(world)
+    assert age_s is not None and 4.9 < age_s < 5.5
+    await client.client.set_queue("q", paused=False, concurrency=1)
+    (claim,) = await client.claim("q", wait_ms=2_000)
+    await trio.sleep(1)
+    age_s = await oldest_s(world)
+    assert age_s is not None and age_s > 5.9
+    await client.client.set_queue("q", concurrency=0)
+    (other,) = await client.claim("q", wait_ms=2_000)
+    assert await oldest_s(world) is None
+    await client.complete(claim)
+    await client.complete(other)
