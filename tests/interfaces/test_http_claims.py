@@ -271,7 +271,7 @@ async def test_a_server_that_stops_lets_waiting_clients_go() -> None:
 
 
 class Waiting(FakeService):
-    """A service at which no task and no flow ever ends."""
+    """A service at which no task and no flow ever ends, and no record comes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,14 +283,16 @@ class Waiting(FakeService):
         raise AssertionError
 
     _flow_wait = _get  # type: ignore[assignment]
+    _log_raw = _get  # type: ignore[assignment]
 
 
 WAITING = scope_of(f"/v1/tasks/{'00' * 20}", method="GET", query=b"wait_ms=60000")
 WAITING_FOR_FLOW = scope_of(f"/v1/flows/{'00' * 20}/outcome", method="GET", query=b"wait_ms=60000")
+WAITING_FOR_RECORD = scope_of("/v1/log/raw", method="GET", query=b"from=1000&wait_ms=60000")
 
 
-@pytest.mark.parametrize("scope", [WAITING, WAITING_FOR_FLOW])
-def test_a_client_that_goes_away_no_longer_waits_for_an_end(scope: dict[str, Any]) -> None:
+@pytest.mark.parametrize("scope", [WAITING, WAITING_FOR_FLOW, WAITING_FOR_RECORD])
+def test_a_client_that_goes_away_no_longer_waits(scope: dict[str, Any]) -> None:
     """Else each connection could fill many places, one after the other."""
 
     async def main() -> None:
@@ -307,7 +309,7 @@ def test_a_client_that_goes_away_no_longer_waits_for_an_end(scope: dict[str, Any
 
 @pytest.mark.long
 @on_trio
-async def test_requests_that_wait_for_ends_leave_all_others_their_places() -> None:
+async def test_requests_that_wait_leave_all_others_their_places() -> None:
     """Any credential that may read could else keep all requests of a peer from being served."""
     service, wire = Waiting(), Wire(b"")
     with pytest.MonkeyPatch.context() as patched:

@@ -255,7 +255,7 @@ GET_RAW_LOG = Operation(
     result=RawLog,
     access=everywhere("read"),
     reads=True,
-    http=Http(verb="GET", path="/v1/log/raw", id="get_raw_log", tag="cluster"),
+    http=Http(verb="GET", path="/v1/log/raw", id="get_raw_log", tag="cluster", waits=True),
     example={"from": 0, "limit": 10},
 )
 GET_ORIGIN = Operation(
