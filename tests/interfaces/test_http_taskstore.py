@@ -89,7 +89,8 @@ def test_a_missing_task_is_404(http: httpx.Client) -> None:
     """It is a problem; an invalid id gives 400."""
     check_problem(http.get("/task/7"), 404, code="not_found", field="id")
     check_problem(http.get("/task/seven"), 400, code="bad_request", field="number")
-    check_problem(http.get("/tasks/1,,2"), 400, code="bad_request", field="numbers")
+    for wrong in ("1,,2", f"1,{1 << 63}", f"1,{'9' * 5_000}", "0" * 5_000):
+        check_problem(http.get(f"/tasks/{wrong}"), 400, code="bad_request", field="numbers")
 
 
 def test_an_update_answers_adds_then_updates(http: httpx.Client, group: str) -> None:

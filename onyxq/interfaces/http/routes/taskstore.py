@@ -25,6 +25,8 @@ from onyxq.operations.table.problems import clip, dotted
 from onyxq.operations.table.store import Group, Ids, Number, Owner
 
 PREFIX = "/taskstore"
+DIGITS_MAX = 30
+"""Most digits of an id, with leading zeros."""
 _YES, _NO = ("1", "yes", "true"), ("0", "no", "false")
 _SECOND_NAMES = {"duration": "timespec", "timespec": "duration", "changes": "updates"}
 
@@ -217,9 +219,16 @@ async def get_task(call: Call, *, unit: int) -> Response:
 
 async def get_tasks(call: Call, *, unit: int) -> Response:
     """Return tasks by their ids."""
-    numbers = [int(one) for one in call.args.numbers.split(",") if one]
+    numbers = [_number(one) for one in call.args.numbers.split(",") if one]
     found = (await call.ask("taskstore.tasks", ids=numbers))["tasks"]
     return answer([_shown(task, unit) for task in found])
+
+
+def _number(digits: str) -> int:
+    """Return the id of these digits; raises `BadRequest`. Python itself refuses to convert some thousands of digits."""
+    if len(digits) > DIGITS_MAX or int(digits) > INT_MAX:
+        raise BadRequest(f"an id must be 0 to {INT_MAX}, not {clip(digits)}", field="numbers")
+    return int(digits)
 
 
 async def post_update(call: Call, *, unit: int) -> Response:
