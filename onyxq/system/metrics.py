@@ -2,24 +2,27 @@
 
 One `Metrics` per node: several nodes may live in one process.  Adding is a dictionary
 lookup and an addition, and is meant to be done once per run of tasks, not per task.
-The number of series of a metric is bounded.  Beyond the bound, the first label (whose values
-come from users) becomes ``(other)``.
+The number of series whose first label has values from users is bounded.  Beyond the bound, that
+label becomes ``(other)``.
 """
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, TypeAlias
 
 from onyxq import __version__
 
 Labels: TypeAlias = tuple[str, ...]
 Number: TypeAlias = int | float
+Fold: TypeAlias = Callable[[Number, Number], Number]
+"""Returns the value of one series in place of two."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SERIES_MAX = 10_000
-"""Most series of a metric."""
+"""Most series of a metric, without those of the label `OTHER`."""
 OTHER = "(other)"
 TASK_EVENTS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "cancelled")
 SECONDS: tuple[float, ...] = (
@@ -58,10 +61,12 @@ class _Series:
 
     kind: ClassVar[str]
 
-    def __init__(self, name: str, doc: str, *labels: str) -> None:
+    def __init__(self, name: str, doc: str, *labels: str, fold: Fold | None = None) -> None:
+        """Declare a metric; ``fold`` makes the series beyond the bound one. None: the program names all series."""
         self.name = name
         self.doc = doc
         self.labels = labels
+        self._fold = fold
         self._values: dict[Labels, Number] = {}
 
     def _check(self, labels: Labels) -> None:
@@ -70,7 +75,14 @@ class _Series:
 
     def replace(self, values: Mapping[Labels, Number]) -> None:
         """Set all series at once; series that are not named are removed."""
-        self._values = dict(sorted(values.items())[:SERIES_MAX])
+        if self._fold is None or len(values) <= SERIES_MAX:
+            self._values = dict(values)
+            return
+        ordered = sorted(values.items())
+        self._values = dict(ordered[:SERIES_MAX])
+        for labels, value in ordered[SERIES_MAX:]:
+            other = (OTHER, *labels[1:])
+            self._values[other] = self._fold(self._values[other], value) if other in self._values else value
 
     def render(self) -> Iterator[str]:
         yield from _head(self.name, self.kind, self.doc)
@@ -88,7 +100,7 @@ class Counter(_Series):
 
         Their series appear together, at 0: Prometheus sees no increase where a series appears with its first count.
         """
-        super().__init__(name, doc, *labels)
+        super().__init__(name, doc, *labels, fold=operator.add)
         self._last = tuple(values)
         if not labels:
             self._values[()] = 0
@@ -207,9 +219,11 @@ class Metrics:
         self.task_run_seconds = Histogram(
             "onyxq_task_run_seconds", "Time from a task's claim until its worker completed or failed it, each attempt."
         )
-        self.queue_depth = Gauge("onyxq_queue_depth", "Tasks of the partitions led here, by state.", "queue", "state")
+        self.queue_depth = Gauge(
+            "onyxq_queue_depth", "Tasks of the partitions led here, by state.", "queue", "state", fold=operator.add
+        )
         self.queue_oldest_seconds = Gauge(
-            "onyxq_queue_oldest_seconds", "Age of the oldest ready task of the partitions led here.", "queue"
+            "onyxq_queue_oldest_seconds", "Age of the oldest ready task of the partitions led here.", "queue", fold=max
         )
 
     def _add_log(self) -> None:
@@ -242,6 +256,7 @@ class Metrics:
             "Rows that a job driven here has still to read, those of its present batch included.",
             "spark_job",
             "input",
+            fold=operator.add,
         )
         self.job_late_rows = Counter(
             "onyxq_job_late_rows_total",
@@ -252,13 +267,16 @@ class Metrics:
             "onyxq_job_watermark_timestamp_seconds",
             "Watermark of a job driven here: windows that end before it are complete.",
             "spark_job",
+            fold=min,
         )
         self.job_batch_seconds = Gauge(
-            "onyxq_job_batch_seconds", "Time that the last batch of a job driven here took.", "spark_job"
+            "onyxq_job_batch_seconds", "Time that the last batch of a job driven here took.", "spark_job", fold=max
         )
-        self.job_state_rows = Gauge("onyxq_job_state_rows", "Rows in the state of a job driven here.", "spark_job")
+        self.job_state_rows = Gauge(
+            "onyxq_job_state_rows", "Rows in the state of a job driven here.", "spark_job", fold=operator.add
+        )
         self.job_state_bytes = Gauge(
-            "onyxq_job_state_bytes", "Memory that the state of a job driven here takes.", "spark_job"
+            "onyxq_job_state_bytes", "Memory that the state of a job driven here takes.", "spark_job", fold=operator.add
         )
 
     def _add_copies(self) -> None:

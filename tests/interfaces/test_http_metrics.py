@@ -70,10 +70,27 @@ def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     for number in range(5):
         metrics.tasks.add(f"q{number}", "enqueued")
     assert metrics.tasks.value(OTHER, "enqueued") == 3
+    monkeypatch.setattr("onyxq.system.metrics.SERIES_MAX", 4)
+    ready, scheduled = ({(f"q{number}", state): number for number in range(5)} for state in ("ready", "scheduled"))
+    metrics.queue_depth.replace(ready | scheduled)
+    assert [line for line in metrics.queue_depth.render() if not line.startswith("#")] == [
+        'onyxq_queue_depth{queue="(other)",state="ready"} 9',
+        'onyxq_queue_depth{queue="(other)",state="scheduled"} 9',
+        'onyxq_queue_depth{queue="q0",state="ready"} 0',
+        'onyxq_queue_depth{queue="q0",state="scheduled"} 0',
+        'onyxq_queue_depth{queue="q1",state="ready"} 1',
+        'onyxq_queue_depth{queue="q1",state="scheduled"} 1',
+    ]
+    metrics.queue_oldest_seconds.replace({(f"q{number}",): 9 - number for number in range(9)})
+    assert metrics.queue_oldest_seconds.value(OTHER) == 5
+
+
+def test_every_partition_has_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users do not name partitions, and the alert for partitions that are not served counts all of them."""
     monkeypatch.setattr("onyxq.system.metrics.SERIES_MAX", 2)
-    gauge = Gauge("g", "doc", "queue")
-    gauge.replace({(f"q{number}",): number for number in range(5)})
-    assert [line for line in gauge.render() if line.startswith("g{")] == ['g{queue="q0"} 0', 'g{queue="q1"} 1']
+    metrics = Metrics()
+    metrics.partition_leader.replace({(str(number),): 1 for number in range(5)})
+    assert metrics.text().count("onyxq_partition_leader{") == 5
 
 
 def test_known_series_of_a_counter_begin_together_at_zero() -> None:

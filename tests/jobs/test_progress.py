@@ -10,7 +10,7 @@ import trio
 
 from onyxq.jobs.progress import INPUTS_MAX, POINTS_MAX, BatchReport, Progress, reported, shown_of, unpacked
 from onyxq.node.jobs.job_series import KEPT_S, JobSeries
-from onyxq.system.metrics import Metrics
+from onyxq.system.metrics import OTHER, Metrics
 from tests.jobs.driving_world import Stage, staged, submit
 
 BYTES_MAX = 8 << 10
@@ -105,11 +105,12 @@ def test_series_of_an_ended_job_go_away() -> None:
 
 
 def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users name jobs and inputs."""
+    """Users name jobs and inputs; beyond the bound they are counted together."""
     monkeypatch.setattr("onyxq.system.metrics.SERIES_MAX", 3)
     metrics = Metrics()
     JobSeries(metrics).show({f"job-{number}": after(report(0)) for number in range(9)}, 0.0)
-    assert sum(line.startswith("onyxq_job_rows_total{") for line in metrics.text().splitlines()) == 3
+    assert metrics.text().count("onyxq_job_rows_total{") == 4
+    assert f'onyxq_job_rows_total{{spark_job="{OTHER}",input="in"}} 60' in metrics.text()
 
 
 # --- at drivers ---------------------------------------------------------------------------------
