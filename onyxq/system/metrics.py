@@ -240,7 +240,8 @@ class Metrics:
             "onyxq_partition_leader", "1 for each partition led here and ready, 0 while it is taken over.", "partition"
         )
         self.prepared_transactions = Gauge(
-            "onyxq_prepared_transactions", "Parts of transactions kept here that are neither settled nor given up."
+            "onyxq_prepared_transactions",
+            "Parts of transactions kept here for more than 5 s that are neither settled nor given up.",
         )
 
     def _add_jobs(self) -> None:
