@@ -11,6 +11,7 @@ from onyxq.core.claims import NOTHING_HELD
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, StaleToken, Unknown
 from onyxq.core.ids import Run, TaskId, mask_of, runs_of, stretch_of
+from onyxq.core.queues import settings_of
 from onyxq.core.replica import held_bits
 from onyxq.core.task_headers import UNSTORED, Policy, policy_of
 from onyxq.leader.completion_rows import Finish, completions_of, not_ended_by, overtaken_bits
@@ -218,15 +219,20 @@ class ClaimUpdates:
 
     @procedure
     async def renew(self, args: Renew) -> list[list[Refused]]:
-        """Extend the leases of items."""
+        """Extend the leases of items; one that names no lease gets that of its queue."""
         items = args.items
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, _ in items))
         await self._completions.until_decided([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[renew_claims.Renewal]] = {}
         for place, leader, runs in self._held_of(items, refused, unsure):
-            _, _, token, lease_ms = items[place]
-            work.setdefault(leader.partition, []).append(renew_claims.Renewal(token, lease_ms, runs))
+            first, count, token, lease_ms = items[place]
+            try:
+                renewal = renew_claims.Renewal(token, lease_ms or self._lease_ms(runs[0].first), runs)
+            except OnyxqError as problem:
+                refused[place].append([first, count, problem.to_map()])
+                continue
+            work.setdefault(leader.partition, []).append(renewal)
         entries = [
             renew_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
             for partition, renewals in sorted(work.items())
@@ -242,11 +248,17 @@ class ClaimUpdates:
                 self._host.leader_state.end(State.RENEWING, renewing)
         return refused
 
+    def _lease_ms(self, task_id: TaskId) -> int:
+        """Return the lease of the queue of a claimed task; raises `Corrupt`."""
+        row = self._host.store.task_row(task_id)
+        queue = "" if row is None else str(facts.task_header(row[1])[0]["queue"])
+        return settings_of(self._host.replica, queue).lease_ms
+
     async def _renew(
         self,
         entries: list[renew_claims.Args],
         refused: list[list[Refused]],
-        items: Sequence[tuple[TaskId, int, int, int]],
+        items: Sequence[tuple[TaskId, int, int, int | None]],
     ) -> None:
         try:
             _, verdicts = await self._host.verdicts(entries)

@@ -159,7 +159,7 @@ BAD_ITEMS: list[tuple[str, Any, str, str | None]] = [
     (*one("fail", ID, 1, 1, "e", NAN), "bad_request", "items[0].retry_in_ms"),
     (*one("fail", ID, 1, 1, "e", HUGE), "bad_request", "items[0].retry_in_ms"),
     (*one("renew", ID, 1, 1, 999), "bad_request", "items[0].lease_ms"),
-    (*one("renew", ID, 1, 1, None), "bad_request", "items[0].lease_ms"),
+    (*one("renew", ID, 1, 1, "1s"), "bad_request", "items[0].lease_ms"),
     (*one("renew", ID, 1, 1, 1 << 63), "bad_request", "items[0].lease_ms"),
     (*one("release", ID, 1, None), "bad_request", "items[0].token"),
     (*one("release", ID, 1, 1.0), "bad_request", "items[0].token"),

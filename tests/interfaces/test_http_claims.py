@@ -116,6 +116,8 @@ async def test_claims_that_say_the_same_travel_as_a_run(service: FakeService, cl
     assert service.asked("renew")[0]["items"] == [[ids[0], 4, 9, 5_000]]
     assert [result["id"] for result in results] == [one.hex() for one in ids]
     assert {result["code"] for result in results} == {"not_found"}
+    await client.post("/v1/claims/renew", json={"claims": [{"id": ids[0].hex(), "token": 9}]})
+    assert service.asked("renew")[1]["items"] == [[ids[0], 1, 9, None]]
 
 
 @on_trio

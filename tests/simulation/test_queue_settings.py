@@ -42,6 +42,21 @@ async def test_settings_are_read_back_as_they_were_set(world: World, client: Rec
     assert unheard["settings"] == before and unheard["depth"]["total"] == 0
 
 
+@simulated(seed=1, options=STEADY)
+async def test_a_renewal_that_names_no_lease_gets_that_of_the_queue(client: RecordingClient) -> None:
+    """A fixed one would be shorter than the lease that the queue granted, and the task would run twice."""
+    direct = client.client  # no client of this kind leaves the lease out
+    await direct.set_queue("slow", lease_ms=600_000)
+    await direct.enqueue("slow", b"1", retries=0)
+    (claim,) = await direct.claim("slow", lease_ms=10_000, wait_ms=5_000)
+    answer = await direct.call("renew", {"items": [[claim.id, 1, claim.token, None]]})
+    assert answer["results"] == [[]]
+    await trio.sleep(120)
+    assert (await direct.get(claim.id)).state == "claimed"
+    await direct.call("complete", {"items": [[claim.id, 1, claim.token, None, None]]})
+    assert (await direct.get(claim.id)).state == "completed"
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"queue": ""}, "queue"),
     ({"queue": "a\nb"}, "queue"),

@@ -78,7 +78,7 @@ class Renewal(NamedTuple):
     id: TaskIdBytes
     count: Count  # type: ignore[assignment]  # not the method of tuples
     token: Token
-    lease_ms: LeaseMs
+    lease_ms: Annotated[LeaseMs | None, Meta(description="Null: that of the queue.")]
 
 
 class Held(NamedTuple):

@@ -19,7 +19,6 @@ from onyxq.core.errors import Corrupt, NotFound, OnyxqError, from_map
 from onyxq.core.facts import unpack_task
 from onyxq.core.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, offset_of, partition_of
 from onyxq.core.limits import DATA, MOMENT, RUN_BYTES_MAX, LeaseMs, TaskIdBytes
-from onyxq.core.queue_settings import DEFAULTS
 from onyxq.core.task_headers import due_of
 from onyxq.interfaces.http.bodies import Disconnected
 from onyxq.interfaces.http.endpoint import Call, Endpoint
@@ -80,7 +79,7 @@ class ClaimNamed(Args):
 class RenewedClaim(ClaimNamed):
     """A claim with its new lease from now."""
 
-    lease_ms: LeaseMs = DEFAULTS.lease_ms
+    lease_ms: Annotated[LeaseMs | None, Meta(description="Default: that of the task's queue.")] = None
 
 
 class FailedClaim(ClaimNamed):
