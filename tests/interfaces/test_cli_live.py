@@ -115,6 +115,19 @@ def test_a_stale_token_exits_with_4(line: Line, queue: str) -> None:
     assert line.code("task", "complete", task, "--token", str(token)) == 0
 
 
+def test_a_renewal_without_a_lease_gets_that_of_the_queue(line: Line, queue: str) -> None:
+    """As a claim does; a shorter one would end before a caller who knows the queue renews it again."""
+    assert line.code("queue", "set", queue, "lease_ms=1h") == 0
+    task = line.json("task", "enqueue", queue)["id"]
+    token = line.json("task", "claim", queue, "--wait", PATIENCE)["claims"][0]["token"]
+    assert line.code("task", "renew", task, "--token", str(token)) == 0
+    assert line.code("log", "tail", "--json") == 0
+    records = [json.loads(text) for text in line.said.out.splitlines()]
+    renewals = [entry for record in records for entry in record["entries"] if entry["entry"] == "renew_claims"]
+    assert "3600000" in json.dumps(renewals[-1])
+    assert line.code("task", "complete", task, "--token", str(token)) == 0
+
+
 def test_a_failed_task_is_due_again(line: Line, queue: str) -> None:
     """``task fail`` counts the attempt and schedules the next."""
     task = line.json("task", "enqueue", queue)["id"]

@@ -278,7 +278,9 @@ def task_fail(context: Context) -> None:
 
 def task_renew(context: Context) -> None:
     """Renew a claim."""
-    _settle(context, "renew", [context.args.claim_token, milliseconds(context.args.lease, field="lease")])
+    lease = context.args.lease
+    lease_ms = None if lease is None else milliseconds(lease, field="lease")
+    _settle(context, "renew", [context.args.claim_token, lease_ms])
 
 
 def task_cancel(context: Context) -> None:

@@ -23,12 +23,6 @@ TOKEN_OF_CLAIM = option(
     help="fencing token of the claim, as task claim prints it; the credential is --auth-token here",
 )
 LEASE_DEFAULT = f"{DEFAULTS.lease_ms // 1000}s"
-LEASE = option(
-    "--lease",
-    metavar="TIME",
-    default=LEASE_DEFAULT,
-    help=f"how long the claim is valid from now (default {LEASE_DEFAULT})",
-)
 QUEUE_FILTER = option("--queue", metavar="QUEUE", help="only tasks of this queue")
 ARCHIVES = option("--archive", action="append", metavar="DIR", help="directory with trimmed records; may be repeated")
 TASK_ARCHIVES = option(
@@ -158,7 +152,7 @@ TASK_COMMANDS: tuple[Command, ...] = (
         f"{SOME_ID} --token 4711 --lease 1m",
         ID,
         TOKEN_OF_CLAIM,
-        LEASE,
+        option("--lease", metavar="TIME", help="how long the claim is valid from now (default: the queue's setting)"),
     ),
     peer_command(
         "task cancel",
