@@ -6,6 +6,7 @@ whole process group: the worker decides and sends a message.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import importlib
 import itertools
@@ -236,7 +237,9 @@ def _run(work: Work, address: str | Sequence[str], token: str | None, resources:
         args, kwargs = arguments.read(work.args, work.kwargs)
         kwargs |= resources.of(arguments.resources)
         with within(work.trace):
-            return arguments.result(function(*args, **kwargs)), None, "", Ending(), []
+            # What the function sets in its context must not reach the next task. What a resource set is for all tasks.
+            result = contextvars.copy_context().run(function, *args, **kwargs)
+            return arguments.result(result), None, "", Ending(), []
     except (Exception, SystemExit) as error:
         return None, describe(error), traceback_of(error), asked(error), kinds_of(error)
 

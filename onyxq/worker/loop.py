@@ -7,6 +7,7 @@ finishes the tasks it can and gives the others back. Works on trio and on asynci
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -115,6 +116,8 @@ class Worker:
         """Whether that request may return tasks that are not due yet."""
         self._giving_back = False
         self._failure: OnyxqError | None = None
+        self._context: contextvars.Context
+        """The context in which each task begins."""
         self.set_up = False
         """Whether everything that its application needs is set up, such as periodic tasks."""
         self.finished = 0
@@ -156,6 +159,7 @@ class Worker:
     async def serve(self, client: AsyncClient) -> None:
         """Work until `stop`; raise errors that no retry can fix (a bad queue name, no permission)."""
         token = current_client.set(client)
+        self._context = contextvars.copy_context()
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(Renewals(self._standing, self._lost, lease_ms=self._lease_ms).run, client)
@@ -380,10 +384,14 @@ class Worker:
             self._running[job.claim] = job
             job.since = now
             self._begun_at += now
-            group.start_soon(self._work, client, group, job)
+            # Often the end of another task calls this. What that one set in its context must not reach this one.
+            self._context.copy().run(self._start, client, group, job)
         self._scaling.runs(len(self._running), now)
         if late:
             group.start_soon(self._release, client, late)
+
+    def _start(self, client: AsyncClient, group: TaskGroup, job: _Job) -> None:
+        group.start_soon(self._work, client, group, job)
 
     async def _work(self, client: AsyncClient, group: TaskGroup, job: _Job) -> None:
         current_claim.set(job.claim)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
 import pytest
 
 from onyxq import App, blocking_context, context
+from onyxq.client import AsyncClient
 from onyxq.errors import Conflict
 from onyxq.testing import Cluster, open_cluster
 from onyxq.worker import TaskCancelled
 from onyxq.worker.attempts import PROGRESS, Progress, latest_progress, pack, unpack
+from simulation.world.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, FakePeer
+from tests.interfaces.worker_world import a_call, play_in_real_time, until, with_worker
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -270,3 +275,30 @@ def test_a_check_that_ends_a_cancelled_async_function_gives_the_task_back(backen
         cluster.drain()
         assert attempts == [1, 1]
         assert results(cluster, "q") == ["done"]
+
+
+@BACKENDS
+def test_a_task_sees_nothing_that_the_one_before_it_set_in_its_context(backend: str) -> None:
+    """The worker claims ahead, so most of these tasks begin where another one ends."""
+    tenant: ContextVar[int | None] = ContextVar("tenant", default=None)
+    seen: list[int | None] = []
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        app = App()
+
+        @app.task(name="serve", queue="q")
+        async def serve(number: int) -> None:
+            seen.append(tenant.get())
+            tenant.set(number)
+
+        worker = app.worker(concurrency=1)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [a_call("serve", number) for number in range(12)])
+            await until(lambda: len(cluster.outcomes) == 12)
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play_in_real_time(scenario, backend)
+    assert seen == [None] * 12

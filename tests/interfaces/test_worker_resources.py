@@ -194,3 +194,8 @@ def test_a_process_opens_resources_of_its_own(tmp_path: Any) -> None:
     assert first == second
     with open(path, encoding="utf-8") as file:
         assert file.read() == "closed"
+
+
+def test_a_task_in_a_process_sees_nothing_that_the_one_before_it_set_in_its_context() -> None:
+    """The process is the same."""
+    assert ran(in_processes, a_call("serve", 1), a_call("serve", 2)) == [0, 0]

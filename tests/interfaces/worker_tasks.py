@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from onyxq import App, GiveUp, Retry, Snooze, blocking_context
 from onyxq.worker import TaskCancelled
 
 app = App("nowhere:1")
+tenant: ContextVar[int] = ContextVar("tenant", default=0)
 
 
 @app.task(name="pid", queue="p", runs="process")
@@ -116,3 +118,11 @@ def no_user() -> None:
 def missing() -> None:
     """Fail in a way that is given up."""
     raise FileNotFoundError("nothing")
+
+
+@app.task(name="serve", queue="p", runs="process")
+def serve(number: int) -> int:
+    """Set the tenant and return the one before."""
+    before = tenant.get()
+    tenant.set(number)
+    return before
