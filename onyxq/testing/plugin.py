@@ -70,7 +70,8 @@ def onyxq_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | AsyncClu
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run async tests that use a cluster in the cluster's time."""
     cluster = pyfuncitem.stash.get(_CLUSTER, None)
-    test = inspect.unwrap(pyfuncitem.obj)
+    # Another plug-in may have wrapped the test in a plain function. An async wrapper, as of a mock, belongs to it.
+    test = inspect.unwrap(pyfuncitem.obj, stop=inspect.iscoroutinefunction)
     if cluster is None or not inspect.iscoroutinefunction(test):
         return None
     from onyxq.testing.cluster import run_async

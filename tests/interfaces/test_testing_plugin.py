@@ -286,6 +286,28 @@ def test_an_async_test_that_another_plugin_has_wrapped_runs_in_the_cluster(proje
     project.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
+def test_the_decorators_of_an_async_test_are_in_effect(project: pytest.Pytester) -> None:
+    """Mocks patch what they name; their arguments come before those of fixtures, also in a class."""
+    project.makepyfile(
+        """
+        from unittest import mock
+
+        import mailer
+
+        @mock.patch("mailer.address", "patched", create=True)
+        async def test_a_value(onyxq_cluster):
+            assert mailer.address == "patched"
+
+        class TestIt:
+            @mock.patch("mailer.address", create=True)
+            async def test_an_argument(self, address, onyxq_cluster):
+                assert mailer.address is address
+                assert await onyxq_cluster.counts() == {}
+        """
+    )
+    project.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=2)
+
+
 def test_tests_without_a_cluster_are_left_alone(project: pytest.Pytester) -> None:
     """Plain and async tests of other code are not changed."""
     project.makepyfile(
