@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -22,10 +22,13 @@ from anyio.abc import ByteStream
 from onyxq.client import AsyncClient, Client, Task
 from onyxq.client.asynchronous import TIMEOUT_MS
 from onyxq.client.blocking import AsyncMethod
-from onyxq.client.flow_calls import AsyncFlowHandle
+from onyxq.client.flow_calls import AsyncFlowHandle, FlowHandle
 from onyxq.client.flows import Flow
 from onyxq.client.taskstore import AsyncTaskStore
+from onyxq.client.values import TaskUpdate, as_id
 from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut
+from onyxq.core.ids import TaskId
+from onyxq.operations.table.flow import FLOW_TASKS_MAX
 from onyxq.system.durations import Milliseconds
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Decoder
@@ -144,19 +147,55 @@ class Machine:
 
     async def wait(self, id: bytes | str, wait_ms: Milliseconds | None) -> Task:
         """Wait as `AsyncClient.wait` does, but not without limit for a task that no worker can run."""
+        return await self._wait(lambda client, limit: client.wait(id, limit), wait_ms, self._task_blocked, id)
+
+    async def next_updates(
+        self, id: bytes | str, after: TaskUpdate | None, wait_ms: Milliseconds | None
+    ) -> list[TaskUpdate]:
+        """Wait as `AsyncClient.next_updates` does, but not without limit for a task that no worker can run."""
+        return await self._wait(
+            lambda client, limit: client.next_updates(id, after, wait_ms=limit), wait_ms, self._task_blocked, id
+        )
+
+    async def wait_flow(self, id: bytes | str, wait_ms: Milliseconds | None) -> dict[str, Any]:
+        """Wait as `AsyncClient.wait_flow` does, but not without limit for a flow that no worker can continue."""
+        return await self._wait(lambda client, limit: client.wait_flow(id, limit), wait_ms, self._flow_blocked, id)
+
+    async def _wait(
+        self,
+        call: Callable[[AsyncClient, Milliseconds], Awaitable[T]],
+        wait_ms: Milliseconds | None,
+        blocked: Callable[[AsyncClient, bytes | str], Awaitable[str | None]],
+        id: bytes | str,
+    ) -> T:
+        """Call with a limit until it returns; raise `TimedOut` if ``blocked`` returns why that cannot happen."""
         client = await self.client()
         while True:
             try:
-                return await client.wait(id, UNSERVED_MS if wait_ms is None else wait_ms)
+                return await call(client, UNSERVED_MS if wait_ms is None else wait_ms)
             except TimedOut:
-                task = await client.get(id)
-                if not self._serves(task.queue):
-                    raise TimedOut(
-                        f"task {task.id.hex()} is {task.state}: no worker serves queue {task.queue!r}",
-                        hint="Call onyxq_cluster.drain() first, or onyxq_cluster.start_worker(...).",
-                    ) from None
+                if problem := await blocked(client, id):
+                    hint = "Call onyxq_cluster.drain() first, or onyxq_cluster.start_worker(...)."
+                    raise TimedOut(problem, hint=hint) from None
                 if wait_ms is not None:
                     raise
+
+    async def _task_blocked(self, client: AsyncClient, id: bytes | str) -> str | None:
+        """Return why no worker can run a task; None if one can."""
+        task = await client.get(id)
+        if self._serves(task.queue):
+            return None
+        return f"task {task.id.hex()} is {task.state}: no worker serves queue {task.queue!r}"
+
+    async def _flow_blocked(self, client: AsyncClient, id: bytes | str) -> str | None:
+        """Return why no worker can continue a flow; None if one can, or if time may help."""
+        flow = await client.flow(id, limit=FLOW_TASKS_MAX)
+        ready = {task["queue"] for task in flow["tasks"] if task["state"] == "ready"}
+        moves = any(flow["counts"].get(state) for state in ("claimed", "scheduled"))
+        if not ready or moves or any(map(self._serves, ready)):
+            return None
+        names = " and ".join(map(repr, sorted(ready)))
+        return f"flow {as_id(id).hex()} is {flow['state']}: no worker serves queue {names}"
 
     def random_name(self) -> str:
         """Return a name for a transaction that is unique in the cluster and the same in each run."""
@@ -197,6 +236,17 @@ async def told_there(call: Awaitable[T]) -> T:
         raise error.with_traceback(None)  # noqa: B904  # it is the same error
 
 
+class _MachinesFlow(AsyncFlowHandle):
+    """A flow whose waits are those of a machine."""
+
+    def __init__(self, machine: Machine, client: AsyncClient, id: bytes | str, ids: Sequence[TaskId] = ()) -> None:
+        super().__init__(client, id, ids)
+        self._machine = machine
+
+    async def wait(self, timeout: Milliseconds | None = None) -> dict[str, Any]:
+        return await self._machine.wait_flow(self.id, timeout)
+
+
 class BlockingClient(Client):
     """The `Client` of plain code and of handlers that are not async."""
 
@@ -225,6 +275,23 @@ class BlockingClient(Client):
     def wait(self, id: bytes | str, wait_ms: Milliseconds | None = TIMEOUT_MS) -> Task:
         __tracebackhide__ = True
         return self._run(functools.partial(self._machine.wait, id, wait_ms))
+
+    def next_updates(
+        self, id: bytes | str, after: TaskUpdate | None = None, *, wait_ms: Milliseconds | None = TIMEOUT_MS
+    ) -> list[TaskUpdate]:
+        __tracebackhide__ = True
+        return self._run(functools.partial(self._machine.next_updates, id, after, wait_ms))
+
+    def wait_flow(self, id: bytes | str, wait_ms: Milliseconds | None = None) -> dict[str, Any]:
+        __tracebackhide__ = True
+        return self._run(functools.partial(self._machine.wait_flow, id, wait_ms))
+
+    def make_flow(self, flow: Flow[Any], **options: Any) -> FlowHandle:
+        made = super().make_flow(flow, **options)
+        return FlowHandle(self._run, _MachinesFlow(self._machine, self._opened(), made.id, made.ids))
+
+    def flow_handle(self, id: bytes | str) -> FlowHandle:
+        return FlowHandle(self._run, _MachinesFlow(self._machine, self._opened(), id))
 
     async def awaited(
         self,
@@ -258,12 +325,29 @@ class AwaitedClient(AsyncClient):
         return self._machine.random_name()
 
     async def wait(self, id: bytes | str, wait_ms: Milliseconds | None = TIMEOUT_MS) -> Task:
-        async def inside() -> Task:
+        __tracebackhide__ = True
+        return await self._waiting(functools.partial(self._machine.wait, id, wait_ms))
+
+    async def next_updates(
+        self, id: bytes | str, after: TaskUpdate | None = None, *, wait_ms: Milliseconds | None = TIMEOUT_MS
+    ) -> list[TaskUpdate]:
+        __tracebackhide__ = True
+        return await self._waiting(functools.partial(self._machine.next_updates, id, after, wait_ms))
+
+    async def wait_flow(self, id: bytes | str, wait_ms: Milliseconds | None = None) -> dict[str, Any]:
+        __tracebackhide__ = True
+        return await self._waiting(functools.partial(self._machine.wait_flow, id, wait_ms))
+
+    async def _waiting(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Wait on the machine; the wait counts as a call of the user."""
+
+        async def inside() -> T:
             with self._machine.calling():
-                return await self._machine.wait(id, wait_ms)
+                return await wait()
 
         __tracebackhide__ = True
-        return await told_there(self._elsewhere(inside))
+        found: T = await told_there(self._elsewhere(inside))
+        return found
 
     async def make_flow(self, flow: Flow[Any], **options: Any) -> AsyncFlowHandle:
         made: AsyncFlowHandle = await _awaited("make_flow", AsyncClient.make_flow)(self, flow, **options)

@@ -153,6 +153,34 @@ def test_a_wait_for_a_task_that_no_worker_runs_ends() -> None:
         assert send.options(delay_ms=70_000).enqueue().result() == "sent"
 
 
+def test_waits_for_a_flow_and_for_updates_that_no_worker_makes_end() -> None:
+    """Also without a limit, from plain and from async code; with a worker, they last until the flow has ended."""
+    app, unserved = App(), "no worker serves queue 'mail'"
+
+    @app.task(queue="mail")
+    def send() -> None:
+        blocking_context().log("sent")
+
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        flow = app.client.make_flow(app.chain(send.s(), send.s()))
+        task = send.handle(flow.ids[0])
+        for wait in (flow.wait, app.client.flow_handle(flow.id).wait, lambda: list(task.updates())):
+            with pytest.raises(TimedOut, match=unserved):
+                wait()
+
+        async def test() -> None:
+            client = AsyncCluster(cluster._core).client()
+            for wait in (client.flow_handle(flow.id).wait(), client.next_updates(task, wait_ms=None)):
+                with pytest.raises(TimedOut, match=unserved):
+                    await wait
+
+        run_async(cluster, test)
+        cluster.start_worker()
+        assert flow.wait()["state"] == "completed"
+        assert [entry.value for entry in task.updates()] == ["sent"]
+
+
 def test_an_application_that_is_not_in_use_reaches_no_real_cluster() -> None:
     """Neither a new client nor one that was open before is used; ``use`` connects it, again if it was closed."""
     app = App("127.0.0.1:1")
