@@ -7,12 +7,14 @@ import copy
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, Protocol
 
 import trio
 from attrs import define, field
 
 from onyxq.testing.clients import AwaitedClient, Machine
+from onyxq.testing.entered import EnteredInBackend
 from onyxq.testing.loop import BlockingThread, Loop
 from onyxq.worker import Worker, current_bridge, current_client
 from onyxq.worker.app import App, TaskFunction
@@ -117,7 +119,16 @@ class RunningWorker:
         watched.tasks = {}
         for name, task in app.tasks.items():
             watched.tasks[name] = TaskFunction(app, self._handler(task), name=name, options=task._options)
-        return watched.worker(name=self.name, **self.settings)
+        worker = watched.worker(name=self.name, **self.settings)
+        if self.around.backend == "asyncio":
+            worker.around = self._entered
+        return worker
+
+    def _entered(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> EnteredInBackend[Any]:
+        """Return a context manager of the application's as its worker enters it."""
+        around = self.around
+        client = around.awaited_client(self.machine)
+        return EnteredInBackend(make, nursery=around.nursery, in_backend=around.in_backend, client=client)
 
     def _handler(self, task: TaskFunction[..., Any]) -> Callable[..., Any]:
         function = task.function

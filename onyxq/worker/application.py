@@ -32,7 +32,7 @@ from onyxq.worker.options import TIMEOUT_S_MAX
 from onyxq.worker.periodic import Periodic
 from onyxq.worker.process import run_worker
 from onyxq.worker.processes import Processes
-from onyxq.worker.resources import Opened, Resource
+from onyxq.worker.resources import Around, Opened, Resource
 from onyxq.worker.retries import GiveUp, unknown_task
 from onyxq.worker.threads import Threads
 
@@ -74,6 +74,8 @@ class AppWorker(Worker):
         if self._tasks_per_process is not None and self._tasks_per_process < 1:
             problem = f"tasks_per_process must be at least 1, not {self._tasks_per_process}"
             raise BadRequest(problem, field="tasks_per_process")
+        self.around: Around = lambda make: make()
+        """Makes the context managers of resources and middleware."""
         self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
         """Settings of queues, each with the monotonic second at which they were read."""
         self._threads: Threads
@@ -86,7 +88,7 @@ class AppWorker(Worker):
 
     async def serve(self, client: AsyncClient) -> None:
         async with AsyncExitStack() as stack:
-            self._resources = Opened(self._parts.resources, stack)
+            self._resources = Opened(self._parts.resources, stack, self.around)
             await self._resources.open()
             failure = await self._serve(client)
         if failure is not None:
@@ -126,7 +128,7 @@ class AppWorker(Worker):
         current_bridge.set(self._threads.call)
         async with AsyncExitStack() as stack:
             for middleware in self._parts.middlewares:
-                await stack.enter_async_context(middleware())
+                await stack.enter_async_context(self.around(middleware))
             return await self._run_call(call, claim)
         return None  # middleware caught the error
 

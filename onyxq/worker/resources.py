@@ -22,6 +22,9 @@ from onyxq.core.errors import BadRequest
 
 T = TypeVar("T")
 
+Around = Callable[[Callable[[], AbstractAsyncContextManager[Any]]], AbstractAsyncContextManager[Any]]
+"""Function that makes a context manager of the user's; tests let it be entered in another event loop."""
+
 
 class Resource(Generic[T]):
     """A value that each worker, and each of its processes, opens once."""
@@ -42,13 +45,18 @@ class Resource(Generic[T]):
         """Whether it needs an event loop, which processes do not have."""
         return self._open is None
 
-    async def open(self, stack: AsyncExitStack) -> T:
+    async def open(self, stack: AsyncExitStack, around: Around) -> T:
         """Open it and return its value; the stack closes it."""
-        if self._open_async is not None:
-            return await stack.enter_async_context(self._open_async())
-        return self.open_blocking(stack)
+        found: T = await stack.enter_async_context(around(self._open_async or self._opened))
+        return found
 
-    def open_blocking(self, stack: ExitStack | AsyncExitStack) -> T:
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[T]:
+        """Open it although it is not async."""
+        with ExitStack() as stack:
+            yield self.open_blocking(stack)
+
+    def open_blocking(self, stack: ExitStack) -> T:
         """Open it and return its value; raise `BadRequest` if it is async."""
         if self._open is None:
             raise BadRequest(f"the resource {self.name} is async: a function in a process cannot use it")
@@ -61,15 +69,16 @@ class Resource(Generic[T]):
 class Opened:
     """The resources that one worker has opened."""
 
-    def __init__(self, resources: Iterable[Resource[Any]], stack: AsyncExitStack) -> None:
+    def __init__(self, resources: Iterable[Resource[Any]], stack: AsyncExitStack, around: Around) -> None:
         self._resources = list(resources)
         self._stack = stack
+        self._around = around
         self._values: dict[Resource[Any], Any] = {}
 
     async def open(self) -> None:
         """Open them, in the order in which they were declared."""
         for resource in self._resources:
-            self._values[resource] = await resource.open(self._stack)
+            self._values[resource] = await resource.open(self._stack, self._around)
 
     def of(self, wanted: Mapping[str, Resource[Any]]) -> dict[str, Any]:
         """Return the values of a function's parameters; raise `BadRequest` for a resource of another application."""
