@@ -72,7 +72,9 @@ class Loop:
         self._owner = threading.get_ident()
         self._due: deque[Callable[[], object]] = deque()
         self._running = False
-        self._outcome: outcome.Outcome[None] | None = None
+        self._ended = False
+        self._error: BaseException | None = None
+        """What ended the run, if that was an error."""
         self._threads: dict[BlockingThread, None] = {}
         self._failure: AssertionError | None = None
         self._nursery: trio.Nursery
@@ -115,13 +117,14 @@ class Loop:
             await trio.sleep_forever()
 
     def _done(self, found: outcome.Outcome[None]) -> None:
-        self._outcome = found
+        self._ended = True
+        self._error = found.error if isinstance(found, outcome.Error) else None
 
     def close(self) -> None:
         """End the run and every blocking handler; raise the error that broke the run, if any."""
         __tracebackhide__ = True
         try:
-            if self._outcome is None and hasattr(self, "_nursery"):
+            if not self._ended and hasattr(self, "_nursery"):
                 with self._in_context():
                     self.end_threads(list(self._threads))
                     self._nursery.cancel_scope.cancel()
@@ -130,8 +133,13 @@ class Loop:
         finally:
             self._patched.__exit__(None, None, None)
             self._scheduling.__exit__(None, None, None)
-        if self._outcome is not None:
-            self._outcome.unwrap()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        """Raise the error that broke the run, if any; each time, so that no other error hides it."""
+        __tracebackhide__ = True
+        if self._error is not None:
+            raise self._error
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
@@ -148,7 +156,7 @@ class Loop:
         __tracebackhide__ = True
         with self._in_context():
             while not until():
-                if self._outcome is not None:
+                if self._ended:
                     break
                 self._due.popleft()()
                 if self._failure is not None:
@@ -180,16 +188,15 @@ class Loop:
                 "a blocking call from async code, where it would stop everything else: use the call that is awaited "
                 "(`await function.enqueue_async(...)`, `AsyncClient`)"
             )
-        if self._outcome is not None:
-            self._outcome.unwrap()
+        if self._ended:
+            self._raise_error()
             raise RuntimeError("the simulated cluster has ended")
         found: list[outcome.Outcome[T]] = []
         with self._in_context():
             self._nursery.start_soon(self._run_call, function, found)
         self._pump(lambda: bool(found))
         if not found:
-            assert self._outcome is not None
-            self._outcome.unwrap()
+            self._raise_error()
         return found[0].unwrap()
 
     async def _run_call(self, function: Callable[[], Awaitable[T]], found: list[outcome.Outcome[T]]) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 
+import pytest
+
 from onyxq import App, context
 from onyxq.testing import open_cluster
 
@@ -85,3 +87,22 @@ def test_middleware_runs_in_the_event_loop_of_asyncio() -> None:
         cluster.until(lambda: cluster.runs(run)[-1].outcome == "running")
         cluster.kill_worker()
         assert said == ["caught", "cancelled"]
+
+
+def test_a_resource_that_cannot_be_opened_ends_the_test_with_its_error() -> None:
+    """The end of the cluster raises the same error, and no other one that hides it."""
+    app = App()
+
+    @app.resource
+    async def pool() -> AsyncIterator[None]:
+        raise OSError("no database")
+        yield
+
+    @app.task(queue="q")
+    async def use() -> None: ...
+
+    with pytest.raises(ExceptionGroup) as caught, open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        use.enqueue()
+        cluster.drain()
+    assert caught.group_contains(OSError, match="no database")
