@@ -13,6 +13,7 @@ import trio
 from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Extended, duties
 from onyxq.core.errors import BadRequest
+from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.system.durations import Seconds, as_seconds
 from onyxq.system.extensions import installed
 from onyxq.testing.asyncio_host import AsyncioHost
@@ -209,6 +210,10 @@ class Base:
         """Return the number of tasks by queue and state: ``{queue: {state: number}}``."""
         return await (await self.eye.client()).count()
 
+    async def counts_to_do(self) -> dict[str, dict[str, int]]:
+        """Return the counts of all queues but that of timers and callbacks, which the peers of a test never make."""
+        return {queue: states for queue, states in (await self.counts()).items() if queue != TIMERS_QUEUE}
+
     # --- time
 
     async def sleep(self, seconds: Seconds) -> None:
@@ -272,10 +277,10 @@ class Base:
 
     async def next_due_s(self) -> float | None:
         """Return the second at which the next scheduled task is due; None if none is scheduled."""
-        count = sum(states.get("scheduled", 0) for states in (await self.counts()).values())
+        count = sum(states.get("scheduled", 0) for states in (await self.counts_to_do()).values())
         if not count:
             return None
-        found = await self.tasks(state="scheduled")
+        found = [task for task in await self.tasks(state="scheduled") if task.queue != TIMERS_QUEUE]
         if len(found) < count:
             return trio.current_time()  # one has just become due
         return (min(task.due_ms for task in found) - EPOCH_MS) / 1000

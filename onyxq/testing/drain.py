@@ -9,6 +9,7 @@ import trio
 from attrs import frozen
 
 from onyxq.core.errors import OnyxqError
+from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.core.queue_settings import Queue
 from onyxq.testing.found_tasks import FoundTask
 from onyxq.worker.app import App
@@ -136,7 +137,7 @@ class _Drain:
         while True:
             try:
                 if self._core.served():
-                    counts = await self._core.counts()
+                    counts = await self._core.counts_to_do()
                     if self._core.served():
                         return counts
             except OnyxqError as error:
@@ -183,7 +184,7 @@ class _Drain:
 
     async def _describe(self, hint: str) -> str:
         core = self._core
-        left = [task for task in await core.tasks() if task.state not in FINISHED]
+        left = [task for task in await core.tasks() if task.state not in FINISHED and task.queue != TIMERS_QUEUE]
         left.sort(key=lambda task: (task.state == "scheduled", task.id))
         lines = [f"  {self._words(task)}" for task in left[:TASKS_TOLD]]
         if len(left) > TASKS_TOLD:

@@ -181,6 +181,23 @@ def test_waits_for_a_flow_and_for_updates_that_no_worker_makes_end() -> None:
         assert [entry.value for entry in task.updates()] == ["sent"]
 
 
+def test_a_drain_does_not_wait_for_timers_and_callbacks() -> None:
+    """Nothing in a test makes them; they are stored, and do not keep time from passing to other tasks."""
+    app, uri = App(), "http://127.0.0.1:9/"
+
+    @app.task(queue="mail", callback=uri)
+    def send() -> None: ...
+
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        for hours in (1, 50):
+            app.client.set_timer(f"in {hours} hours", hours * 3_600_000, uri, {})
+        send.options(delay_ms="2h").enqueue()
+        done = cluster.drain()
+        assert (done.completed, done.left) == (1, 0)
+        assert sorted(task.state for task in cluster.tasks("onyxq.timers")) == ["ready", "ready", "scheduled"]
+
+
 def test_an_application_that_is_not_in_use_reaches_no_real_cluster() -> None:
     """Neither a new client nor one that was open before is used; ``use`` connects it, again if it was closed."""
     app = App("127.0.0.1:1")
