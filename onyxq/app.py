@@ -17,6 +17,7 @@ from onyxq.system.durations import Timeout
 from onyxq.wire.network import Network
 from onyxq.worker import app as _app
 from onyxq.worker.app import AppWorker, TaskFunction, TaskHandle
+from onyxq.worker.handles import Application
 
 if TYPE_CHECKING:
     from onyxq.interfaces.embedded import Embedded
@@ -88,6 +89,11 @@ class App(_app.App):
                     self._close_at_exit()
                     log.info("cluster in %s at %s, HTTP at %s", data, self._found, self._cluster.http_address or "off")
             return self._found
+
+    def is_elsewhere(self, running: Application, address: str | Sequence[str]) -> bool:
+        if self.data is None or "address" in self._given:
+            return super().is_elsewhere(running, address)
+        return not isinstance(running, App) or running.data is None or str(running.data) != str(self.data)
 
     def close(self) -> None:
         """Close the client, and the cluster if this process runs it; the next use opens them again."""

@@ -30,6 +30,7 @@ from attrs import evolve
 
 from onyxq.access.certificates import Certificates
 from onyxq.client import Client
+from onyxq.client.asynchronous import with_port
 from onyxq.client.connection_settings import ConnectionSettings
 from onyxq.client.flows import Part, chained, grouped
 from onyxq.client.management import SCHEDULE, ScheduleOptions
@@ -48,7 +49,7 @@ from onyxq.worker.functions import (
     TaskFunction,
     task_function,
 )
-from onyxq.worker.handles import AppFlow, Reach, TaskHandle
+from onyxq.worker.handles import AppFlow, Application, Reach, TaskHandle
 from onyxq.worker.options import DEFAULTS, WORKER_DEFAULTS, FunctionOptions, Options, WorkerOptions
 from onyxq.worker.periodic import Periodic
 from onyxq.worker.resources import Resource, middleware_of
@@ -88,6 +89,8 @@ class App:
         given |= {name: one if one is None else as_milliseconds(one, name) for name, one in limits.items()}
         self._given = {name: one for name, one in given.items() if one is not None}
         """The settings that the program made."""
+        self._programmed: str | Sequence[str] = () if address is None else address
+        """The address that the program made, also after a command has set another one."""
         self.tasks: dict[str, TaskFunction[..., Any]] = {}
         """The functions by name."""
         self.periodics: list[Periodic] = []
@@ -253,6 +256,19 @@ class App:
                 hint="Call onyxq_cluster.use(app) first. For a worker call onyxq_cluster.start_worker(app).",
             )
 
+    def is_elsewhere(self, running: Application, address: str | Sequence[str]) -> bool:
+        """Return whether the program gave this application no address of the cluster at ``address``.
+
+        A worker of another application, ``running``, then cannot enqueue this one's tasks with its own connection. If
+        the program gave none, both are taken to be of one cluster.
+        """
+        given = self._given.get("address")
+        if given is None:
+            return False
+        # A command may have set another address in the running application, but not in this one.
+        known = _peers(address) | (_peers(running._programmed) if isinstance(running, App) else set())
+        return known.isdisjoint(_peers(given))
+
     def _close_at_exit(self) -> None:
         atexit.unregister(self.close)
         atexit.register(self.close)
@@ -305,6 +321,11 @@ class App:
             finally:
                 portal.call(worker.stop)
                 working.result()
+
+
+def _peers(address: str | Sequence[str]) -> set[str]:
+    named = address.split(",") if isinstance(address, str) else address
+    return {with_port(one.strip()) for one in named}
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from onyxq.worker.child import Work
 from onyxq.worker.console import Policy
 from onyxq.worker.contexts import current_bridge
 from onyxq.worker.functions import TaskFunction
+from onyxq.worker.handles import current_home
 from onyxq.worker.loop import Worker
 from onyxq.worker.options import TIMEOUT_S_MAX
 from onyxq.worker.periodic import Periodic
@@ -126,6 +127,7 @@ class AppWorker(Worker):
         attempt.name, attempt.retrying = call.task.name, call.task._options.retrying
         tracing.name_attempt(call.task.name)
         current_bridge.set(self._threads.call)
+        current_home.set((call.task.app, self._connection.address))
         async with AsyncExitStack() as stack:
             for middleware in self._parts.middlewares:
                 await stack.enter_async_context(self.around(middleware))

@@ -61,7 +61,8 @@ class TaskFunction(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue a call of the function and return its handle, which is also the task's id.
 
-        Inside of a worker the worker's connection is used. Raises `BadRequest` naming the argument that does not fit.
+        Inside of a worker the worker's connection is used, unless the application was given another address. Raises
+        `BadRequest` naming the argument that does not fit.
         """
         payload = self.payload(*args, **kwargs)
         reach = self._called.reach

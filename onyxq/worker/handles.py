@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import anyio.to_thread
@@ -52,9 +53,20 @@ class Application(Protocol):
     def opened(self) -> Client | None:
         """The client of this process if it is open; None otherwise."""
 
+    def is_elsewhere(self, running: Application, address: str | Sequence[str]) -> bool:
+        """Return whether its cluster is another one than that of a worker of ``running``, which is at ``address``."""
+
+
+current_home: ContextVar[tuple[Application, str | Sequence[str]]] = ContextVar("current_home")
+"""Within a task of an application: the application, and the address of its worker's cluster."""
+
 
 class Reach:
-    """Calls of a client from application code: inside of a task of the worker's client, elsewhere of the App's."""
+    """Calls of a client from application code.
+
+    Inside of a task they are calls of the worker's client, unless the application names another cluster. Elsewhere they
+    are calls of the application's own client.
+    """
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -62,7 +74,7 @@ class Reach:
 
     def call(self, method: AsyncMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method of `AsyncClient` and wait for the answer."""
-        worker = current_client.get(None)
+        worker = self._worker()
         if worker is None or self._app.opened is not None:
             if _in_event_loop() and not self._warned:
                 self._warned = True
@@ -75,7 +87,7 @@ class Reach:
 
     async def call_async(self, method: AsyncMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method of `AsyncClient` from async code."""
-        worker = current_client.get(None)
+        worker = self._worker()
         if worker is not None:
             return cast(T, await self._of(worker, method)(*args, **kwargs))
         # Opening starts a thread and may start a cluster.
@@ -83,6 +95,13 @@ class Reach:
         if client is None:
             client = await anyio.to_thread.run_sync(_client_of, self._app)
         return await client.awaited(method, *args, **kwargs)
+
+    def _worker(self) -> AsyncClient | None:
+        """Return the client of the worker that runs this code, if it reaches the application's cluster."""
+        home = current_home.get(None)
+        if home is not None and home[0] is not self._app and self._app.is_elsewhere(*home):
+            return None
+        return current_client.get(None)
 
     @staticmethod
     def _of(client: AsyncClient, method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

@@ -15,12 +15,13 @@ import trio
 import onyxq
 from onyxq import App, blocking_context, context
 from onyxq.client import AsyncClient
+from onyxq.core.facts import task_header
 from onyxq.errors import BadRequest, Conflict, TaskFailed, TimedOut, Unavailable
 from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.testing import Cluster, open_cluster
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, play
-from tests.interfaces.worker_world import a_call, until, with_worker
+from tests.interfaces.worker_world import a_call, play_in_real_time, until, with_worker
 
 app = App()
 
@@ -212,6 +213,45 @@ def test_a_call_that_would_stop_an_event_loop_is_told(backend: str, caplog: pyte
 
     play(scenario, backend=backend)
     assert caplog.text.count("stops the event loop meanwhile") == 1
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_task_of_an_application_at_another_address_goes_there(backend: str) -> None:
+    """A worker's connection serves its own application, those at the same addresses, and those without one.
+
+    The worker's application may be moved by a command: it then has the address of the program, and another one.
+    """
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        mine, other = App("program:1"), App("127.0.0.1:1", connect_timeout_ms=1)
+        mine.address = "nowhere:1,nowhere:2"
+        near = {"same": App("program:1"), "moved": App(["nowhere:2", "nowhere:3"]), "plain": App()}
+        here = [one.task(queue=queue, name="note")(print) for queue, one in near.items()]
+        there = other.task(queue="there")(print)
+
+        @mine.task(queue="q", name="outer", retries=0)
+        async def outer() -> None:
+            for one in here:
+                await one.enqueue_async()
+            await there.enqueue_async()
+
+        @mine.task(queue="q", name="blocking", retries=0)
+        def blocking() -> None:
+            there.enqueue()
+
+        worker = mine.worker()
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            tasks = [await client.enqueue("q", a_call(name)) for name in ("outer", "blocking")]
+            await until(lambda: cluster.outcomes.keys() >= set(tasks))
+            assert all("127.0.0.1:1" in cluster.outcomes[task].message for task in tasks)
+            assert {task_header(row)[0]["queue"] for row in cluster.rows.values()} == {"q", *near}
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        other.close()
+
+    play_in_real_time(scenario, backend)
 
 
 def test_a_client_that_is_not_open_says_so_to_async_code() -> None:
