@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 
+from onyxq.client import Client
 from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Extended, duties
 from onyxq.core.errors import BadRequest
@@ -51,6 +52,8 @@ class Base:
         self.plans: list[Plan] = []
         self.workers: list[RunningWorker] = []
         self.apps: list[App] = []
+        self._clients_before: list[Client | None] = []
+        """The own clients of ``apps``, which they have again after the test."""
         self.losses = Losses()
         self.log_frozen = False
         self.test_task: trio.lowlevel.Task | None = None
@@ -77,8 +80,8 @@ class Base:
     def finish(self) -> None:
         """Prepare for the end of the test: from now on a peer that ends is not an error."""
         self.world.end()
-        for app in self.apps:
-            app._client = None
+        for app, client in zip(self.apps, self._clients_before, strict=True):
+            app._client = client
 
     # --- clients and code of the user
 
@@ -104,6 +107,7 @@ class Base:
         """Connect an application's own client, which enqueues its tasks, to this cluster."""
         if app not in self.apps:
             self.apps.append(app)
+            self._clients_before.append(app._client)
             app._client = None
         if app._client is None:  # the test may have closed it
             app._client = BlockingClient(self.machine("client"), self.loop.call)

@@ -225,6 +225,19 @@ def test_an_application_that_is_not_in_use_reaches_no_real_cluster() -> None:
         before.close()
 
 
+def test_an_application_has_its_own_client_again_after_the_test() -> None:
+    """It is neither lost nor left open; of two clusters, the outer one has the application after the inner one."""
+    app = App("127.0.0.1:1")
+    with Client("127.0.0.1:1") as before:
+        app._client = before
+        with open_cluster(seed=1, peers=1) as cluster:
+            outer = cluster.use(app).client
+            with open_cluster(seed=1, peers=1) as inner:
+                assert inner.use(app).client not in (before, outer)
+            assert app.client is outer
+        assert app.client is before
+
+
 def test_an_application_in_use_starts_no_worker_and_no_cluster_of_its_own(tmp_path: Path) -> None:
     """Not even with a directory for its cluster; ``drain`` still runs its tasks."""
     app = App(data=tmp_path / "queue")
