@@ -109,6 +109,12 @@ MESSAGES = Faults(
     "connections break, nodes are cut off or heard late, appends are repeated or lost",
     ("partition", "cut_connections", "slow_network", "broken_appends", "clients_only", "log_unreachable"),
 )
+HALF_OPEN = Faults(
+    "half open",
+    "nodes hear and are not heard, or the reverse; connections break, processes are killed",
+    ("half_open", "half_open", "half_open", "cut_connections", "crash"),
+    rounds=5,
+)
 CHURN_AND_MESSAGES = Faults(
     "churn and messages",
     "both, often at the same time",
@@ -152,7 +158,18 @@ EVERYTHING = Faults("everything", "any fault there is", tuple(sorted(EPISODES)))
 
 FAULTS: Mapping[str, Faults] = {
     one.name: one
-    for one in (NO_FAULTS, CHURN, MESSAGES, CHURN_AND_MESSAGES, MEMBERSHIP, CLOCKS, DISKS, LOG, EVERYTHING)
+    for one in (
+        NO_FAULTS,
+        CHURN,
+        MESSAGES,
+        HALF_OPEN,
+        CHURN_AND_MESSAGES,
+        MEMBERSHIP,
+        CLOCKS,
+        DISKS,
+        LOG,
+        EVERYTHING,
+    )
 }
 
 
@@ -376,6 +393,7 @@ _ALL: tuple[Playable, ...] = (
         _three,
         _leases_mix,
     ),
+    loaded("half_open", "links that work in one direction only", HALF_OPEN, _three, _plain_mix),
     loaded("membership", "machines come and go, partitions move", MEMBERSHIP, _some, _plain_mix),
     loaded("clocks", "every clock is wrong at some time", CLOCKS, _three, _leases_mix),
     loaded("disks", "bit rot, full and slow disks, crashes", DISKS, _three, _plain_mix),

@@ -112,6 +112,14 @@ async def partition(world: World, node: SimulatedNode) -> None:
 
 
 @of_a_node
+async def half_open(world: World, node: SimulatedNode) -> None:
+    """What one node sends is lost, or what it is sent: rows are stored and not acknowledged, answers never come."""
+    world.half_open(node, deaf=world.random.random() < 0.5, clients=world.random.random() < 0.5)
+    await _some_time(world, 0.1, 20)
+    world.network.heal()
+
+
+@of_a_node
 async def dead_to_the_world(world: World, node: SimulatedNode) -> None:
     """One node reaches nothing: as a frozen process, or a cable pulled."""
     world.isolate(node, clients=True)
@@ -315,6 +323,7 @@ EPISODES: Mapping[str, Episode] = {
     "log_unreachable": log_unreachable,
     "broken_appends": broken_appends,
     "partition": partition,
+    "half_open": half_open,
     "dead_to_the_world": dead_to_the_world,
     "clients_only": clients_only,
     "cut_connections": cut_connections,

@@ -7,7 +7,7 @@ randomness.
 Faults between two hosts, in both directions:
 
 * `part`: bytes that are sent wait until `heal`, and connecting times out, as if packets were lost and TCP repeated
-  them;
+  them. This fault can also be in one direction only: then requests arrive and their answers do not, or the reverse;
 * `cut`: connections break at once, and both ends notice;
 * `delay`: bytes arrive later.
 """
@@ -37,7 +37,7 @@ FIRST_FREE_PORT = 40_000
 
 @define(eq=False)
 class Cut:
-    """A cut: no message passes between ``hosts`` and ``others``."""
+    """A cut: no message passes between ``hosts`` and ``others``, or only from ``others`` to ``hosts``."""
 
     hosts: tuple[str, ...]
     others: tuple[str, ...]
@@ -45,6 +45,8 @@ class Cut:
     """Whether hosts that are added later join ``others``."""
     lasting: bool = False
     """Whether it stays when all cuts are healed together."""
+    one_way: bool = False
+    """Whether ``others`` are still heard by ``hosts``."""
 
 
 Handler = Callable[[ByteStream], Awaitable[None]]
@@ -154,7 +156,7 @@ class SimulatedStream(ByteStream):
                 raise anyio.ClosedResourceError
             if pipe.broken:
                 raise anyio.BrokenResourceError
-            parted = self._network.parted(*self.hosts)
+            parted = self._network.lost(*reversed(self.hosts))
             arrives_at = pipe.chunks[0].arrives_at if pipe.chunks and not parted else math.inf
             if arrives_at <= anyio.current_time():
                 if waited:
@@ -173,8 +175,8 @@ class SimulatedStream(ByteStream):
         while True:
             if self._closed:
                 raise anyio.ClosedResourceError
-            parted = self._network.parted(*self.hosts)
-            if pipe.broken or (pipe.abandoned and not parted):
+            parted = self._network.lost(*self.hosts)
+            if pipe.broken or (pipe.abandoned and not self._network.parted(*self.hosts)):
                 raise anyio.BrokenResourceError
             if pipe.size < BUFFER_BYTES_MAX:
                 break
@@ -260,7 +262,8 @@ class SimulatedNetwork:
         self._generator = generator
         self._delays: dict[frozenset[str], int] = {}
         self.cuts: list[Cut] = []
-        self._parted: set[frozenset[str]] = set()
+        self._lost: set[tuple[str, str]] = set()
+        """Pairs of hosts: what the first sends does not reach the second."""
         self._listeners: dict[str, _Listener] = {}
         self._streams: dict[SimulatedStream, None] = {}
         self._healed = anyio.Event()
@@ -276,22 +279,29 @@ class SimulatedNetwork:
 
     # faults
     def part(
-        self, hosts: Iterable[str], others: Iterable[str], *, newcomers: bool = False, lasting: bool = False
+        self,
+        hosts: Iterable[str],
+        others: Iterable[str],
+        *,
+        newcomers: bool = False,
+        lasting: bool = False,
+        one_way: bool = False,
     ) -> Cut:
         """Let no message pass between any of ``hosts`` and any of ``others``; see `Cut`."""
-        cut = Cut(tuple(hosts), tuple(others), newcomers, lasting)
+        cut = Cut(tuple(hosts), tuple(others), newcomers, lasting, one_way)
         self.cuts.append(cut)
         self._separate(cut)
         self._stir_streams()
         return cut
 
     def _separate(self, cut: Cut) -> None:
-        self._parted |= {frozenset((a, b)) for a in cut.hosts for b in cut.others if a != b}
+        pairs = {(a, b) for a in cut.hosts for b in cut.others if a != b}
+        self._lost |= pairs if cut.one_way else pairs | {(b, a) for a, b in pairs}
 
     def heal(self, cut: Cut | None = None) -> None:
         """Undo one cut, or all but the lasting ones."""
         self.cuts = [one for one in self.cuts if (one is not cut if cut else one.lasting)]
-        self._parted.clear()
+        self._lost.clear()
         for one in self.cuts:
             self._separate(one)
         self._stir()
@@ -306,9 +316,13 @@ class SimulatedNetwork:
             if a in stream.hosts and (b is None or b in stream.hosts):
                 stream.tear()
 
+    def lost(self, source: str, destination: str) -> bool:
+        """Whether what one host sends does not reach another one."""
+        return bool(self._lost) and (source, destination) in self._lost
+
     def parted(self, a: str, b: str) -> bool:
-        """Whether nothing gets through between two hosts."""
-        return bool(self._parted) and frozenset((a, b)) in self._parted
+        """Whether two hosts cannot connect, and do not learn of each other's closed connections."""
+        return self.lost(a, b) or self.lost(b, a)
 
     # used by the streams
     def delay_s(self, a: str, b: str) -> float:

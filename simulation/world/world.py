@@ -366,10 +366,16 @@ class World:
 
     def isolate(self, node: SimulatedNode, *, clients: bool = False) -> None:
         """Nothing gets through between a node and the others (and the clients)."""
+        self.network.part([node.name], self._others(node, clients=clients))
+
+    def half_open(self, node: SimulatedNode, *, deaf: bool, clients: bool = False) -> None:
+        """Lose what the others (and the clients) send to a node if it is ``deaf``; otherwise what it sends to them."""
+        others = self._others(node, clients=clients)
+        self.network.part(*((others, [node.name]) if deaf else ([node.name], others)), one_way=True)
+
+    def _others(self, node: SimulatedNode, *, clients: bool) -> list[str]:
         others = [other.name for other in self.nodes if other is not node]
-        if clients:
-            others += [f"c{number}" for number in range(self._clients)]
-        self.network.part([node.name], others)
+        return others + [f"c{number}" for number in range(self._clients)] if clients else others
 
     # --- clients
 

@@ -71,6 +71,28 @@ async def test_a_partition_holds_bytes_back_until_it_heals(network: SimulatedNet
 
 
 @played
+async def test_a_half_open_stream_carries_bytes_in_one_direction_until_it_heals(network: SimulatedNetwork) -> None:
+    """The other end has the request, and its answer is late; there is no new connection meanwhile."""
+    async with ends(network) as (near, far):
+        network.part(["b"], ["a", "c"], one_way=True)
+        await near.send(b"request")
+        assert await far.receive() == b"request"
+        await far.send(b"answer")
+        await far.aclose()
+        with anyio.move_on_after(60) as waited:
+            await near.receive()
+        assert waited.cancelled_caught
+        await near.send(b"nobody said that the other end is closed")
+        for source, address in (("a", "b:40000"), ("b", "a:1")):
+            with pytest.raises(Unavailable, match="no answer in time"):
+                await network.host(source).connect(address, timeout_ms=1_000)
+        network.heal()
+        assert await near.receive() == b"answer"
+        with pytest.raises(anyio.BrokenResourceError):
+            await near.send(b"now it is known")
+
+
+@played
 async def test_a_cut_breaks_both_ends_at_once(network: SimulatedNetwork) -> None:
     """This includes a task that waits in receive."""
     async with ends(network) as (near, far), anyio.create_task_group() as group:
