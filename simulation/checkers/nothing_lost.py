@@ -1,4 +1,4 @@
-"""No acknowledged task and no acknowledged update is lost or changed."""
+"""No acknowledged task and no acknowledged update is lost or changed, and workers get tasks as they were sent."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ class NothingLost(Checker):
     read: set[TaskId] = field(factory=set)
     purged: Container[TaskId] = ()
     """Those that were to go."""
+
+    def given(self, task_id: TaskId, queue: str, data: bytes) -> None:
+        """A worker was given a task; one whose enqueue was not acknowledged yet is not known by its id."""
+        known = self.history.enqueued.get(task_id)
+        if known is not None and (queue != known.queue or not self._may_hold(known, data)):
+            raise self.broken(f"a worker was given {task_id.hex()} with {data!r}, acknowledged was {known.data!r}")
 
     def read_back(self, task: Task, updates: list[TaskUpdate]) -> None:
         """A task was read after the faults."""

@@ -46,7 +46,18 @@ def _renewed_or_not(original: Callable[..., int]) -> Callable[..., int]:
     return lambda held, run, token, *, lapsed_only=False: original(held, run, token)
 
 
+def _of_the_first_tasks(original: Callable[[bytes, int, int], bytes]) -> Callable[[bytes, int, int], bytes]:
+    return lambda body, offset, count: original(body, 0, count)
+
+
 STORE_BUGS: tuple[Planted, ...] = (
+    Planted(
+        "a part of a run is granted with the payloads of its first tasks",
+        "onyxq.leader.grants.bodies:slice_task",
+        _of_the_first_tasks,
+        "a worker gets the payload of another task",
+        "leases",
+    ),
     Planted(
         "a repeated enqueue makes a second task",
         "onyxq.client.enqueues:Enqueuer._again",

@@ -182,6 +182,7 @@ class Audit(Course):
         now_s, said, task_id = trio.current_time(), claim.run.header, claim.id
         self.one_claim.heard(task_id, claim.token, now_s)
         self.purged.heard(task_id)
+        self.nothing_lost.given(task_id, claim.queue, claim.data)
         self.all_or_nothing.seen(claim.data, self.catch_up)
         self.catch_up()
         queue = claim.queue

@@ -26,6 +26,7 @@ from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.ledger import Event, Ledger
 from simulation.checkers.limits_kept import LimitsKept
 from simulation.checkers.linearizable import explains
+from simulation.checkers.nothing_lost import NothingLost
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
@@ -38,6 +39,7 @@ from simulation.world.history import (
     FAIL,
     OK,
     REQUEUE,
+    Enqueued,
     Heard,
     History,
     Operation,
@@ -257,6 +259,33 @@ def test_each_planned_time_is_passed_once(fired: tuple[int, int, int], problem: 
         return
     with pytest.raises(Broken, match=problem):
         checker.step(EMPTY, step)
+
+
+# --- payloads
+
+
+def test_a_worker_that_is_given_another_tasks_payload_is_seen() -> None:
+    """It need not be acknowledged yet; then its id is not known."""
+    history = History()
+    history.enqueued[task_id(1)] = Enqueued("q", b"one", 0.0)
+    checker = NothingLost(history)
+    checker.given(task_id(1), "q", b"one")
+    checker.given(task_id(2), "q", b"two")
+    with pytest.raises(Broken, match="was given .* with b'two', acknowledged was b'one'"):
+        checker.given(task_id(1), "q", b"two")
+    with pytest.raises(Broken, match="was given"):
+        checker.given(task_id(1), "other", b"one")
+
+
+def test_a_worker_may_be_given_what_replaced_the_data_of_a_unique_key() -> None:
+    """That is so before the replacement is acknowledged; data that was sent for another key never is."""
+    history = History()
+    history.enqueued[task_id(1)] = Enqueued("q", b"one", 0.0, Said(unique_key="k"))
+    history.sent = {b"two": Sent("q", Said(unique_key="k"), 1.0), b"other": Sent("q", Said(unique_key="l"), 1.0)}
+    checker = NothingLost(history)
+    checker.given(task_id(1), "q", b"two")
+    with pytest.raises(Broken, match="was given"):
+        checker.given(task_id(1), "q", b"other")
 
 
 # --- what clients were told
