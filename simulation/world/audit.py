@@ -209,6 +209,7 @@ class Audit(Course):
         """Judge a task that was read after the faults, whether its enqueue was acknowledged or not."""
         self.ledger.read_back(task)
         self.purged.read_back(task)
+        self.done_stays_done.read_back(task)
         self.made_once.read_back(task)
         self.batches_once.read_back(task)
         self.all_or_nothing.read_back(task)

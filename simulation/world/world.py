@@ -485,7 +485,6 @@ class World:
                         raise
                     continue  # purged meanwhile
                 self.audit.nothing_lost.read_back(task, updates)
-                self.audit.done_stays_done.read_back(task)
 
     def pending(self) -> list[tuple[str, str]]:
         """Return the pending transactions on running nodes: node and transaction."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from attrs import evolve
 from pyrsistent import pmap
@@ -31,6 +33,8 @@ from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
 from simulation.replay import checkers_from
+from simulation.world.audit import Audit
+from simulation.world.clock import SimulatedClock
 from simulation.world.history import (
     CANCEL,
     CLAIM,
@@ -40,12 +44,14 @@ from simulation.world.history import (
     OK,
     REQUEUE,
     Enqueued,
+    Finished,
     Heard,
     History,
     Operation,
     Said,
     Sent,
 )
+from simulation.world.log import MemoryBackend
 
 SECOND_MS = 1_000
 
@@ -53,6 +59,14 @@ SECOND_MS = 1_000
 def task_id(number: int) -> TaskId:
     """Return ids of tasks of partition 0."""
     return make_id(1_000_000 + number, 0, 7, number * 1024)
+
+
+def completed(number: int, data: bytes, **more: Any) -> Task:
+    """Return a completed task as it is read back."""
+    return Task(
+        id=task_id(number), queue="q", data=data, format="bytes", priority=0, state="completed", at_ms=0,
+        attempts=0, claims=(), updates=0, **more,
+    )  # fmt: skip
 
 
 def stepped(position: int, *entries: object, clock_ms: int = 0, **replica: object) -> Step:
@@ -184,10 +198,7 @@ def keyed(history: History, *orders: tuple[int, int]) -> KeysInOrder:
         data = b"%d" % number
         history.sent[data] = Sent("q", Said(ordering_key="k"), seen_s - 1, seen_s)
         headers[task_id(number)] = {"order": [due_ms, 1, number]}
-        ledger.read[task_id(number)] = Task(
-            id=task_id(number), queue="q", data=data, format="bytes", priority=0, state="completed", at_ms=0,
-            attempts=0, claims=(), updates=0, ordering_key="k",
-        )  # fmt: skip
+        ledger.read[task_id(number)] = completed(number, data, ordering_key="k")
     return KeysInOrder(history, ledger, PausesHold(history))
 
 
@@ -286,6 +297,21 @@ def test_a_worker_may_be_given_what_replaced_the_data_of_a_unique_key() -> None:
     checker.given(task_id(1), "q", b"two")
     with pytest.raises(Broken, match="was given"):
         checker.given(task_id(1), "q", b"other")
+
+
+# --- completions
+
+
+def test_a_completion_is_judged_although_the_enqueue_of_its_task_was_never_acknowledged() -> None:
+    """The answer of an enqueue may be lost while a worker has the task already."""
+    history = History()
+    history.completed[task_id(1)] = Finished(5, b"done", 7)
+    audit = Audit(MemoryBackend(SimulatedClock()), history)
+    audit.read_back(completed(1, b"sent", result=b"done"))
+    with pytest.raises(Broken, match="has the result b'other', acknowledged was b'done'"):
+        audit.read_back(completed(1, b"sent", result=b"other"))
+    with pytest.raises(Broken, match="is ready although its completion was acknowledged"):
+        audit.read_back(evolve(completed(1, b"sent"), state="ready"))
 
 
 # --- what clients were told
