@@ -39,7 +39,11 @@ from simulation.world.history import (
 NOBODY = -2
 """Of `Model.finished`: the task is open."""
 SEARCH_MAX = 100_000
-"""Situations looked at per task before the search gives up; none has come near."""
+"""Situations looked at per task before the search gives up, which is an error; none has come near."""
+
+
+class GaveUp(Exception):
+    """Too many situations: it is not known whether the answers about a task are possible."""
 
 
 def _sure_until_s(call: Operation) -> float:
@@ -112,8 +116,14 @@ class Linearizable(Checker):
         """Judge every task that calls were made about."""
         for task_id, calls in sorted(self.history.operations.items()):
             self._refusals(task_id, calls)
-            if not explains(calls):
+            if not self._explained(task_id, calls):
                 raise self.broken(f"no order explains what was said of {task_id.hex()}: {_told(calls)}")
+
+    def _explained(self, task_id: TaskId, calls: Sequence[Operation]) -> bool:
+        try:
+            return explains(calls)
+        except GaveUp:
+            raise self.broken(f"the search gave up on {task_id.hex()}: {_told(calls)}") from None
 
     def _refusals(self, task_id: TaskId, calls: Sequence[Operation]) -> None:
         for call in calls:
@@ -152,7 +162,10 @@ def _surely_valid(refused: Operation, calls: Sequence[Operation]) -> bool:
 
 
 def explains(calls: Sequence[Operation]) -> bool:
-    """Whether some order of the calls fits the model: a depth-first search that meets no situation twice."""
+    """Whether some order of the calls fits the model: a depth-first search that meets no situation twice.
+
+    Raises `GaveUp`.
+    """
     wanted = sum(1 << place for place, call in enumerate(calls) if call.outcome == OK)
     before = [
         sum(
@@ -174,5 +187,5 @@ def explains(calls: Sequence[Operation]) -> bool:
                 seen.add(situation)
                 stack.append(situation)
         if len(seen) > SEARCH_MAX:
-            return True
+            raise GaveUp
     return False

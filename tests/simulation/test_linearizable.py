@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onyxq.core.ids import TaskId
-from simulation.checkers import Broken
+from simulation.checkers import Broken, linearizable
 from simulation.checkers.linearizable import Linearizable, explains
 from simulation.world.history import (
     CANCEL,
@@ -77,6 +77,16 @@ def test_what_one_task_can_say_is_taken(name: str) -> None:
 def test_what_it_cannot_say_is_found(name: str) -> None:
     """No order does."""
     assert not explains(IMPOSSIBLE[name])
+
+
+def test_a_search_that_gives_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a task with very many calls would count as judged."""
+    history = History()
+    history.operations[TaskId(bytes(20))] = POSSIBLE["claimed and completed"]
+    Linearizable(history).finish()
+    monkeypatch.setattr(linearizable, "SEARCH_MAX", 1)
+    with pytest.raises(Broken, match="the search gave up on 0000"):
+        Linearizable(history).finish()
 
 
 @pytest.mark.parametrize(("refused_s", "broken"), [(0.5, True), (1.5, False)])
