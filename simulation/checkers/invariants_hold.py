@@ -43,7 +43,10 @@ class InvariantsHold(LogChecker):
 
 @define(eq=False)
 class SnapshotsEqual(LogChecker):
-    """A snapshot, at each ``every``-th record, unpacks to an equal replica, and packs to the same bytes."""
+    """A snapshot, at each ``every``-th record, unpacks to an equal replica, and packs to the same bytes.
+
+    Earlier, at records 1, 2, 4, 8 and so on: many scenes and searches write fewer records.
+    """
 
     name: ClassVar[str] = "snapshots are equal"
     every: int = 128
@@ -52,7 +55,8 @@ class SnapshotsEqual(LogChecker):
     def step(self, before: Replica, step: Step) -> None:
         """Pack and unpack the replica after one record."""
         self.records += 1
-        if self.records % self.every:
+        early = self.records < self.every and not self.records & self.records - 1
+        if self.records % self.every and not early:
             return
         replica = step.replica
         data = snapshot.pack(replica)

@@ -24,6 +24,7 @@ from onyxq.core.ids import Run, TaskId, make_id, offset_of, stretch_of
 from onyxq.core.replica import EMPTY, Partition, Periodic
 from onyxq.core.step import Outcome, Step
 from simulation.checkers import Broken, Course
+from simulation.checkers.invariants_hold import SnapshotsEqual
 from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.ledger import Event, Ledger
 from simulation.checkers.limits_kept import LimitsKept
@@ -32,6 +33,7 @@ from simulation.checkers.nothing_lost import NothingLost
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
+from simulation.planted.seams import faulty, returning
 from simulation.replay import checkers_from
 from simulation.world.audit import Audit
 from simulation.world.clock import SimulatedClock
@@ -126,6 +128,22 @@ def test_a_grant_of_what_expired_too_early_is_seen() -> None:
     checker.step(EMPTY, stepped(2, expiry(1, 1), log_time_ms=6_100))
     with pytest.raises(Broken, match="was granted under 3 while held under 1"):
         checker.step(EMPTY, stepped(3, grant(1), log_time_ms=6_100))
+
+
+# --- snapshots
+
+
+def test_short_logs_have_their_snapshots_judged_too() -> None:
+    """Most scenes and searches write fewer records than lie between two snapshots of a long log."""
+    checker = SnapshotsEqual()
+    found: list[int] = []
+    with faulty([("onyxq.core.snapshot:unpack", returning(EMPTY))]):
+        for number in range(1, 400):
+            try:
+                checker.step(EMPTY, stepped(number))
+            except Broken:
+                found.append(number)
+    assert found == [1, 2, 4, 8, 16, 32, 64, 128, 256, 384]
 
 
 # --- limits and pauses
