@@ -1,5 +1,7 @@
 """A partition is led by one peer per epoch, and only that peer changes its claims, serves, settles or yields it.
 
+Purging and making transactions visible count as changes of claims: both end what a later leader could still use.
+
 The checker follows leaders and epochs through the log by the verdicts of entries, without the entries' own code.
 """
 
@@ -13,11 +15,13 @@ from attrs import define
 from log_entries import (
     expire_claims,
     force_partition,
+    purge,
     ready_partition,
     release_claims,
     renew_claims,
     reopen_tasks,
     settle_partition,
+    settle_transactions,
     yield_partition,
 )
 from onyxq.core.entry import APPLIED
@@ -25,7 +29,15 @@ from onyxq.core.replica import Partition, Replica
 from onyxq.core.step import NOT_IN_RING, Outcome, Step
 from simulation.checkers import GRANTS, LogChecker
 
-CLAIM_ENTRIES = (*GRANTS, renew_claims.Args, release_claims.Args, expire_claims.Args, reopen_tasks.Args)
+CLAIM_ENTRIES = (
+    *GRANTS,
+    renew_claims.Args,
+    release_claims.Args,
+    expire_claims.Args,
+    reopen_tasks.Args,
+    settle_transactions.Args,
+    purge.Args,
+)
 LEADER_ENTRIES = (ready_partition.Args, settle_partition.Args, yield_partition.Args)
 WITHOUT_LEADERS = frozenset(
     "grant_claims grant_limited_claims renew_claims release_claims expire_claims reopen_tasks purge commit_transaction "

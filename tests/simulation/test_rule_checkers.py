@@ -13,10 +13,12 @@ from log_entries import (
     fire_periodic,
     grant_claims,
     grant_limited_claims,
+    purge,
     release_claims,
     renew_claims,
     set_periodic,
     set_queue,
+    settle_transactions,
 )
 from onyxq.client.values import Task
 from onyxq.core.entry import APPLIED
@@ -26,6 +28,7 @@ from onyxq.core.step import Outcome, Step
 from simulation.checkers import Broken, Course
 from simulation.checkers.invariants_hold import SnapshotsEqual
 from simulation.checkers.keys_in_order import KeysInOrder
+from simulation.checkers.leaders_only import LeadersOnly
 from simulation.checkers.ledger import Event, Ledger
 from simulation.checkers.limits_kept import LimitsKept
 from simulation.checkers.linearizable import explains
@@ -130,7 +133,21 @@ def test_a_grant_of_what_expired_too_early_is_seen() -> None:
         checker.step(EMPTY, stepped(3, grant(1), log_time_ms=6_100))
 
 
-# --- snapshots
+# --- leaders and snapshots
+
+
+@pytest.mark.parametrize("args", [purge.Args(0, 3, 1_000, ()), settle_transactions.Args(("t",), 0, 3)])
+def test_a_peer_that_does_not_lead_neither_purges_nor_settles(args: object) -> None:
+    """Only the leader knows which tasks are finished, and what is visible."""
+    found = Partition(("n",), ("n",), "leader", 3, True)
+    replica = evolve(EMPTY, position=1, partitions=pmap({0: found}))
+    applied = (Outcome(0, "", args, APPLIED, 1),)
+    LeadersOnly().step(replica, Step(replica, applied, peer="leader"))
+    with pytest.raises(Broken, match="of other for partition 0 under 3 was applied"):
+        LeadersOnly().step(replica, Step(replica, applied, peer="other"))
+    with pytest.raises(Broken, match="leads under 4"):
+        later = evolve(replica, partitions=pmap({0: evolve(found, epoch=4)}))
+        LeadersOnly().step(later, Step(later, applied, peer="leader"))
 
 
 def test_short_logs_have_their_snapshots_judged_too() -> None:
