@@ -2,17 +2,17 @@
 
 Looked at when an acknowledgement arrives, and for all tasks of a partition whenever its
 members change.  Damaged rows count; repairing them is another matter.  What a transaction was said
-to have done without being shown yet may still be pending on them.
+to have done without being shown yet may still be pending on them, so its updates are not judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from attrs import define, field
 
-from onyxq.core.facts import COMPLETED, COMPLETION, TASK, sealed
+from onyxq.core.facts import COMPLETED, COMPLETION, TASK, Update, sealed, update_row
 from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.placement import LOST
 from onyxq.core.replica import Partition, Replica
@@ -57,6 +57,8 @@ class EnoughCopies(Checker):
     """Tasks that were to go."""
     placed: dict[int, tuple[str, ...]] = field(factory=dict)
     """Members of each partition as last looked at."""
+    updates: dict[TaskId, list[bytes]] = field(factory=dict)
+    """Keys of the rows of acknowledged updates, except those of transactions."""
 
     def step(self, before: Replica, step: Step) -> None:
         """Look at all of a partition's tasks where its members changed."""
@@ -72,6 +74,22 @@ class EnoughCopies(Checker):
         """Something about tasks was acknowledged just now."""
         for task_id in task_ids:
             self.look(replica, replica.partitions[partition_of(task_id)], [task_id])
+
+    def updated(self, replica: Replica, task_id: TaskId, token: int, number: int) -> None:
+        """An update of a task was acknowledged just now."""
+        self.updates.setdefault(task_id, []).append(update_row(task_id, Update(token, number, 0, b"")).key)
+        if task_id not in self.purged:
+            placed, disks = replica.partitions[partition_of(task_id)], self.disks()
+            self._look_at_updates(placed, [DiskReads(disks[node]) for node in placed.members if node in disks], task_id)
+
+    def _look_at_updates(self, placed: Partition, members: Sequence[DiskReads], task_id: TaskId) -> None:
+        lost = sum(LOST in node for node in placed.members)
+        for key in self.updates.get(task_id, ()):
+            known = lost + sum(disk.get(key) is not None for disk in members)
+            if 2 * known <= len(placed.members):
+                raise self.broken(
+                    f"an update of {task_id.hex()} is on {known} of {len(placed.members)} members' disks: {key.hex()}"
+                )
 
     def look(self, replica: Replica, placed: Partition, task_ids: Iterable[TaskId]) -> None:
         """Compare the members' disks with what was acknowledged about tasks of their partition."""
@@ -91,6 +109,7 @@ class EnoughCopies(Checker):
                 raise self.broken(
                     f"the completion of {task_id.hex()} is on {done} of {len(placed.members)} members' disks"
                 )
+            self._look_at_updates(placed, members, task_id)
 
     def _is_pending(self, replica: Replica, disk: DiskReads, task_id: TaskId) -> bool:
         """Whether what a committed transaction has done about a task waits on a disk to be shown."""

@@ -6,12 +6,15 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from onyxq.core.entry import Stamp
+from onyxq.core.errors import OnyxqError
+from onyxq.core.ids import TaskId
 from onyxq.core.placement import holders
 from onyxq.core.replica import ClaimPiece, Partition, Replica, majority
 from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.replication import Vote
 from onyxq.leader.grants.grantable import Grantable
 from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.task_updates import TaskUpdates
 from onyxq.store.interface import Piece
 from simulation.planted.planted import Planted
 from simulation.planted.seams import instead, returning
@@ -32,6 +35,12 @@ def _earlier_epochs_too(original: Callable[..., str]) -> Callable[..., str]:
         return original(replica, partition=partition, epoch=newest, stamp=stamp)
 
     return refusal
+
+
+async def _not_waited_for(
+    updates: TaskUpdates, task_id: TaskId, started: tuple[PartitionLeader, Vote] | OnyxqError, wanted: int | None
+) -> int | dict[str, Any]:
+    return started.to_map() if isinstance(started, OnyxqError) else 1
 
 
 async def _promised_in_memory(cohort: Cohort, partition: int, epoch: int) -> None:
@@ -127,6 +136,13 @@ LEADER_BUGS: tuple[Planted, ...] = (
         instead(_half),
         "acknowledged rows are on one node of three",
         "misled",
+    ),
+    Planted(
+        "updates are acknowledged before anybody has them",
+        "onyxq.leader.task_updates:TaskUpdates._ack",
+        instead(_not_waited_for),
+        "a checkpoint that a worker relies on is lost with the leader",
+        "disks",
     ),
     Planted(
         "a leader acknowledges before its own store has the rows",

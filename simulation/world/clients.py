@@ -203,6 +203,8 @@ class RecordingClient:
         number = await self._calling(UPDATE, claim, self.client.update(claim, data, timeout_ms=timeout_ms))
         self._refused(claim, "update", stale=stale)
         self._history.updates.setdefault(claim.id, {})[claim.token, number] = data
+        self._audit.catch_up()
+        self._audit.enough_copies.updated(self._audit.replica, claim.id, claim.token, number)
         return number
 
     async def transact(

@@ -22,10 +22,13 @@ from log_entries import (
 )
 from onyxq.client.values import Task
 from onyxq.core.entry import APPLIED
+from onyxq.core.facts import Mark, Update, update_row
 from onyxq.core.ids import Run, TaskId, make_id, offset_of, stretch_of
-from onyxq.core.replica import EMPTY, Partition, Periodic
+from onyxq.core.replica import EMPTY, Partition, Periodic, Replica
 from onyxq.core.step import Outcome, Step
+from onyxq.store.memory import MemoryTables
 from simulation.checkers import Broken, Course
+from simulation.checkers.enough_copies import EnoughCopies
 from simulation.checkers.invariants_hold import SnapshotsEqual
 from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.leaders_only import LeadersOnly
@@ -332,6 +335,29 @@ def test_a_worker_may_be_given_what_replaced_the_data_of_a_unique_key() -> None:
     checker.given(task_id(1), "q", b"two")
     with pytest.raises(Broken, match="was given"):
         checker.given(task_id(1), "q", b"other")
+
+
+# --- copies
+
+
+def test_an_update_that_a_minority_of_the_members_has_is_seen() -> None:
+    """It is seen as soon as it is acknowledged, and again when the members change."""
+    disks = {node: MemoryTables() for node in "abcd"}
+    row = update_row(task_id(1), Update(5, 0, 1_000, b"half", Mark(3, 9)))
+    checker = EnoughCopies(History(), lambda: disks)
+
+    def placed(*members: str) -> Replica:
+        return evolve(EMPTY, partitions=pmap({0: Partition(members, members, "", 1)}))
+
+    disks["a"].rows.put(row.key, row.value)
+    with pytest.raises(Broken, match="an update of .* is on 1 of 3 members' disks"):
+        checker.updated(placed("a", "b", "c"), task_id(1), 5, 0)
+    disks["b"].rows.put(row.key, row.value)
+    checker.updated(placed("a", "b", "c"), task_id(1), 5, 0)
+    with pytest.raises(Broken, match="an update of .* is on 0 of 2 members' disks"):
+        checker.acknowledged(placed("c", "d"), [task_id(1)])
+    with pytest.raises(Broken, match="an update of .* is on 1 of 2 members' disks"):
+        checker.updated(placed("a", "c"), task_id(1), 5, 0)
 
 
 # --- completions
