@@ -1,4 +1,7 @@
-"""No acknowledged task and no acknowledged update is lost or changed, and workers get tasks as they were sent."""
+"""No acknowledged task and no acknowledged update is lost or changed, and workers get tasks as they were sent.
+
+From its acknowledgement on, no answer denies that there is such a task, not even for a moment.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import ClassVar
 from attrs import define, field
 
 from onyxq.client.values import Task, TaskUpdate
+from onyxq.core.errors import NotFound
 from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
-from simulation.world.history import Enqueued
+from simulation.world.history import REFUSED, Enqueued
 
 
 @define(eq=False)
@@ -49,7 +53,14 @@ class NothingLost(Checker):
         )
 
     def finish(self) -> None:
-        """Everything that was acknowledged was found."""
+        """Everything that was acknowledged was found, and never said to be absent."""
         missing = [one for one in sorted(self.history.enqueued.keys() - self.read) if one not in self.purged]
         if missing:
             raise self.broken(f"{len(missing)} acknowledged tasks are gone, the first is {missing[0].hex()}")
+        for task_id, calls in self.history.operations.items():
+            known = self.history.enqueued.get(task_id)
+            if known is None or task_id in self.purged or task_id in self.history.unsettled:
+                continue
+            for call in calls:
+                if call.outcome == REFUSED and call.code == NotFound.code and call.invoked_s > known.at_s:
+                    raise self.broken(f"{task_id.hex()} was acknowledged at {known.at_s:.3f}, and then {call}")

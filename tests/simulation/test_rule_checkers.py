@@ -50,6 +50,7 @@ from simulation.world.history import (
     DISCARD,
     FAIL,
     OK,
+    REFUSED,
     REQUEUE,
     Enqueued,
     Finished,
@@ -335,6 +336,21 @@ def test_a_worker_may_be_given_what_replaced_the_data_of_a_unique_key() -> None:
     checker.given(task_id(1), "q", b"two")
     with pytest.raises(Broken, match="was given"):
         checker.given(task_id(1), "q", b"other")
+
+
+def test_a_client_that_is_told_that_an_acknowledged_task_does_not_exist_is_seen() -> None:
+    """It is right before the acknowledgement, and once the task is purged."""
+    history = History()
+    history.enqueued[task_id(1)] = Enqueued("q", b"one", 5.0)
+    checker = NothingLost(history, read={task_id(1)})
+    denied = [evolve(call(CANCEL, -1, at_s, REFUSED), code="not_found") for at_s in (4.0, 6.0)]
+    history.operations[task_id(1)] = denied[:1]
+    checker.finish()
+    history.operations[task_id(1)] = denied
+    with pytest.raises(Broken, match=r"was acknowledged at 5.000, and then cancel\(-1\) .* not_found"):
+        checker.finish()
+    checker.purged = {task_id(1)}
+    checker.finish()
 
 
 # --- copies
