@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -17,6 +17,7 @@ from onyxq.core.facts import COMPLETION, TASK, UPDATE, Mark, Row
 from onyxq.core.ids import stretch_of
 from onyxq.core.replica import EMPTY, Partition, claim_of
 from onyxq.errors import TimedOut, Unavailable
+from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.row_repair import SCRUB_PAUSE_S, Repair
 from onyxq.leader.deadlines import TASKS_MAX
 from onyxq.operations.table.claim import Fail, Failure, GivenUp, GiveUp
@@ -436,7 +437,7 @@ class Holder:
         self.store = MemoryStore(self.disk, now_ms=lambda: NOW_MS)
         self.replica = evolve(EMPTY, partitions=EMPTY.partitions.set(3, Partition(members=("a", "b", "n"))))
         self.metrics = Metrics()
-        self.quiet = True
+        self.quiet = self.is_known = True
         self._others = others
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -456,6 +457,20 @@ class Holder:
 
     def repaired(self, partition: int) -> None:
         """Ignore it: no leader compares copies."""
+
+
+def test_a_damaged_row_that_another_node_asks_for_is_not_given_and_is_repaired_next() -> None:
+    """Otherwise the comparison of the copies would fail again and again until the scrub comes by."""
+
+    async def main() -> None:
+        host = Holder({})
+        damaged, sound = (tasks(first_id(1_024 * number), 1) for number in range(2))
+        await put(host.store, damaged, sound)
+        assert host.disk.rot(damaged.key, bit=100)
+        given = Cohort(cast(Any, host)).rows([damaged.key, sound.key])
+        assert given == [list(sound)] and host.store.damaged == {damaged.key}
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize("stale", ["a", "b"])
