@@ -37,9 +37,9 @@ CALLS_MAX = 1000
 CONNECT_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_MS = 30_000
 PING_AFTER_S = 5.0
-"""Seconds of silence, with calls in flight, after which a ping is sent.
+"""Seconds of silence after which a ping is sent, if a call is in flight or was given up since.
 
-After as much silence again the connection counts as broken.
+After as much silence again the connection counts as broken, even if no call is in flight any more.
 """
 RECEIVE_BYTES = 256 * 1024
 LATE_MAX = 1000
@@ -210,6 +210,8 @@ class Connection:
         self._heard_at = 0.0
         self._pinged = False
         """Whether a ping was sent and the server has been silent since."""
+        self._unheard = False
+        """Whether a request was sent and the server has been silent since."""
 
     @classmethod
     async def start(
@@ -285,6 +287,7 @@ class Connection:
         frame = encode([number, method, args])
         self._next += 1
         self._calls[number] = call
+        self._unheard = True
         self._outlet.put(frame)
         return number
 
@@ -370,7 +373,7 @@ class Connection:
                 self._take(message)
             data = await self._stream.receive(RECEIVE_BYTES)
             self._heard_at = self._waits.clock()
-            self._pinged = False
+            self._pinged = self._unheard = False
             self._decoder.feed(data)
 
     def _take(self, message: Any) -> None:
@@ -392,11 +395,11 @@ class Connection:
             await anyio.sleep(PING_AFTER_S)
             now = self._waits.clock()
             uploading = self._outlet.unsent > 0 and now - self._outlet.sent_at < PING_AFTER_S
-            if not self._calls or uploading:
+            if uploading:
                 self._pinged = False
             elif self._pinged:
                 raise Unavailable(f"{self.address} does not answer pings")
-            elif now - self._heard_at >= PING_AFTER_S:
+            elif (self._calls or self._unheard) and now - self._heard_at >= PING_AFTER_S:
                 self._pinged = True
                 self._outlet.put(encode([self._next, PING, {}]))
                 self._next += 1

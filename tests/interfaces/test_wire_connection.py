@@ -353,6 +353,29 @@ async def test_a_silent_peer_is_noticed_while_a_long_call_waits(network: Simulat
 
 
 @played
+async def test_a_silent_peer_is_noticed_by_short_calls_too(network: SimulatedNetwork) -> None:
+    """No call need be in flight when the connection looks: each was given up before, and the next comes later."""
+    async with connected(network, echo) as world:
+        assert await world.connection.call("x", {}) == {}
+        network.part(["a"], ["b"])
+        start = anyio.current_time()
+        while not world.connection.closed.is_set():
+            with pytest.raises(TimedOut):
+                await world.connection.call("x", {}, timeout_ms=1_000)
+            assert anyio.current_time() - start <= 4 * connection_module.PING_AFTER_S
+            await anyio.sleep(connection_module.PING_AFTER_S - 1)
+
+
+@played
+async def test_an_idle_connection_is_kept_without_signs_of_life(network: SimulatedNetwork) -> None:
+    """What was asked has been answered, so silence means nothing; a call after hours goes through."""
+    async with connected(network, echo) as world:
+        assert await world.connection.call("x", {}) == {}
+        await anyio.sleep(7_200)
+        assert await world.connection.call("x", {}) == {}
+
+
+@played
 async def test_a_peer_that_only_waits_is_not_taken_for_dead(network: SimulatedNetwork) -> None:
     """A long poll of minutes goes through."""
     async with connected(network, later) as world:
