@@ -111,8 +111,8 @@ MESSAGES = Faults(
 )
 HALF_OPEN = Faults(
     "half open",
-    "nodes hear and are not heard, or the reverse; connections break, processes are killed",
-    ("half_open", "half_open", "half_open", "cut_connections", "crash"),
+    "nodes hear and are not heard, or the reverse; connections die unnoticed or break, processes are killed",
+    ("half_open", "half_open", "dead_connections", "dead_connections", "cut_connections", "crash"),
     rounds=5,
 )
 CHURN_AND_MESSAGES = Faults(
@@ -393,7 +393,7 @@ _ALL: tuple[Playable, ...] = (
         _three,
         _leases_mix,
     ),
-    loaded("half_open", "links that work in one direction only", HALF_OPEN, _three, _plain_mix),
+    loaded("half_open", "links that work in one direction only, or not at all", HALF_OPEN, _three, _plain_mix),
     loaded("membership", "machines come and go, partitions move", MEMBERSHIP, _some, _plain_mix),
     loaded("clocks", "every clock is wrong at some time", CLOCKS, _three, _leases_mix),
     loaded("disks", "bit rot, full and slow disks, crashes", DISKS, _three, _plain_mix),

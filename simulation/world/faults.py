@@ -146,6 +146,13 @@ async def cut_connections(world: World) -> None:
         await _some_time(world, 0, 2)
 
 
+async def dead_connections(world: World) -> None:
+    """Connections of a node carry nothing any more, and neither end notices; new ones can be made."""
+    for _ in range(world.random.randint(1, 4)):
+        world.network.deaden(world.random.choice(world.nodes).name)
+        await _some_time(world, 0, 10)
+
+
 async def slow_network(world: World) -> None:
     """Two nodes hear each other late."""
     if len(world.nodes) < 2:
@@ -327,6 +334,7 @@ EPISODES: Mapping[str, Episode] = {
     "dead_to_the_world": dead_to_the_world,
     "clients_only": clients_only,
     "cut_connections": cut_connections,
+    "dead_connections": dead_connections,
     "slow_network": slow_network,
     "full_disk": full_disk,
     "bit_rot": bit_rot,

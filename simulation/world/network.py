@@ -9,6 +9,8 @@ Faults between two hosts, in both directions:
 * `part`: bytes that are sent wait until `heal`, and connecting times out, as if packets were lost and TCP repeated
   them. This fault can also be in one direction only: then requests arrive and their answers do not, or the reverse;
 * `cut`: connections break at once, and both ends notice;
+* `deaden`: connections carry nothing any more, and neither end notices, as if a firewall had forgotten them. New ones
+  work;
 * `delay`: bytes arrive later.
 """
 
@@ -100,6 +102,8 @@ class _Pipe:
         self.size = 0
         self.ended = False
         self.broken = False
+        self.dead = False
+        """Nothing arrives any more, and the sender does not notice."""
         self.abandoned = False
         """The receiving end was closed."""
         self._waiting: dict[_Pause, None] = {}
@@ -156,7 +160,7 @@ class SimulatedStream(ByteStream):
                 raise anyio.ClosedResourceError
             if pipe.broken:
                 raise anyio.BrokenResourceError
-            parted = self._network.lost(*reversed(self.hosts))
+            parted = pipe.dead or self._network.lost(*reversed(self.hosts))
             arrives_at = pipe.chunks[0].arrives_at if pipe.chunks and not parted else math.inf
             if arrives_at <= anyio.current_time():
                 if waited:
@@ -175,8 +179,8 @@ class SimulatedStream(ByteStream):
         while True:
             if self._closed:
                 raise anyio.ClosedResourceError
-            parted = self._network.lost(*self.hosts)
-            if pipe.broken or (pipe.abandoned and not self._network.parted(*self.hosts)):
+            parted = pipe.dead or self._network.lost(*self.hosts)
+            if pipe.broken or (pipe.abandoned and not (pipe.dead or self._network.parted(*self.hosts))):
                 raise anyio.BrokenResourceError
             if pipe.size < BUFFER_BYTES_MAX:
                 break
@@ -210,6 +214,11 @@ class SimulatedStream(ByteStream):
         for pipe in (self._incoming, self._outgoing):
             pipe.broken = True
             pipe.change()
+
+    def deaden(self) -> None:
+        """Let no byte and no end arrive any more, at either end."""
+        self._incoming.dead = self._outgoing.dead = True
+        self.stir()
 
     def stir(self) -> None:
         """Look again: delays or partitions changed."""
@@ -312,9 +321,16 @@ class SimulatedNetwork:
 
     def cut(self, a: str, b: str | None = None) -> None:
         """Break the connections between two hosts, or all of one host."""
-        for stream in list(self._streams):
-            if a in stream.hosts and (b is None or b in stream.hosts):
-                stream.tear()
+        for stream in self._between(a, b):
+            stream.tear()
+
+    def deaden(self, a: str, b: str | None = None) -> None:
+        """Let the connections between two hosts, or all of one host, carry nothing any more; new ones work."""
+        for stream in self._between(a, b):
+            stream.deaden()
+
+    def _between(self, a: str, b: str | None) -> list[SimulatedStream]:
+        return [one for one in self._streams if a in one.hosts and (b is None or b in one.hosts)]
 
     def lost(self, source: str, destination: str) -> bool:
         """Whether what one host sends does not reach another one."""

@@ -93,6 +93,25 @@ async def test_a_half_open_stream_carries_bytes_in_one_direction_until_it_heals(
 
 
 @played
+async def test_a_dead_connection_carries_nothing_and_a_new_one_works(network: SimulatedNetwork) -> None:
+    """Neither end notices: what is sent is lost, also the end of the stream; healing does not help."""
+    async with ends(network) as (near, far):
+        await near.send(b"under way")
+        network.deaden("a", "c")
+        assert await far.receive() == b"under way"
+        network.deaden("a", "b")
+        await near.send(b"lost")
+        await far.send(b"lost")
+        await near.aclose()
+        network.heal()
+        with anyio.move_on_after(60) as waited:
+            await far.receive()
+        assert waited.cancelled_caught
+        async with await network.host("a").connect("b:40000", timeout_ms=1_000) as again:
+            await again.send(b"new")
+
+
+@played
 async def test_a_cut_breaks_both_ends_at_once(network: SimulatedNetwork) -> None:
     """This includes a task that waits in receive."""
     async with ends(network) as (near, far), anyio.create_task_group() as group:
