@@ -114,9 +114,11 @@ def _in_event_loop() -> bool:
     with suppress(RuntimeError):
         asyncio.get_running_loop()
         return True
-    if "trio" in sys.modules:  # else no program needs it, and it takes a tenth of a second to load
+    # If it was not loaded, or another thread still loads it, this thread does not run it. Loading it takes 0.1 s.
+    lowlevel = getattr(sys.modules.get("trio"), "lowlevel", None)
+    if lowlevel is not None:
         with suppress(RuntimeError):
-            sys.modules["trio"].lowlevel.current_trio_token()
+            lowlevel.current_trio_token()
             return True
     return False
 

@@ -255,7 +255,7 @@ class Heads:
         """Return since when the oldest ready task of a queue is due; None if no task is ready.
 
         Tasks count even if a pause, a limit or a missing majority keeps them from being granted. Of each partition only
-        the first task in the order of grants is looked at, so a task behind one of a higher priority may be older.
+        the first task in the order of grants is looked at, so a task of a lower priority may be older.
         """
         found = []
         for partition, window in self._queues[queue].windows.items() if queue in self._queues else ():
