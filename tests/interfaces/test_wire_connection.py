@@ -358,6 +358,7 @@ async def test_a_silent_peer_is_noticed_by_short_calls_too(network: SimulatedNet
     async with connected(network, echo) as world:
         assert await world.connection.call("x", {}) == {}
         network.part(["a"], ["b"])
+        await anyio.sleep(0.5)  # so that no call begins at a look
         start = anyio.current_time()
         while not world.connection.closed.is_set():
             with pytest.raises(TimedOut):
