@@ -1,4 +1,4 @@
-"""The end of a job whose inputs are sealed: what came before that is read, however rarely Spark looks for data."""
+"""The end of a job whose inputs are sealed. Data from before the seal is read, even if Spark looks for data rarely."""
 
 from __future__ import annotations
 
