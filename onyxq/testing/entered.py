@@ -1,7 +1,8 @@
 """Context managers of the user's, entered and left in the event loop of asyncio (design: simulation).
 
 A worker under test runs on trio. Its resources and middleware belong to the event loop of the functions, as outside of
-tests. Each is entered and left in one task there, because cancel scopes and time limits ask for that.
+tests. Each is entered and left in one task there, because cancel scopes and time limits ask for that. The code between
+runs in other tasks. If a time limit around it ends, that code is cancelled, as if it ran in the same task.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+import anyio
 import trio
 
 from onyxq.client import AsyncClient
@@ -44,6 +46,10 @@ class EnteredInBackend(AbstractAsyncContextManager[T], Generic[T]):
         self._in_backend = in_backend
         self._client = client
         self._scope = trio.CancelScope()
+        self._body = trio.CancelScope()
+        """Scope of the code between entering and leaving."""
+        self._ended_early = False
+        """Whether that code was cancelled because the other one was, as by a time limit of its own."""
         self._entered, self._left = trio.Event(), trio.Event()
         self._value: list[T] = []
         """What entering returned, once it has."""
@@ -57,35 +63,58 @@ class EnteredInBackend(AbstractAsyncContextManager[T], Generic[T]):
         try:
             await self._entered.wait()
         except trio.Cancelled:
-            await self._end(None, cancelled=True)
+            await self._cancel()
             raise
         if not self._value:
-            assert self._error is not None
-            raise self._error
+            raise self._failure()
         # Functions run with the variables that it set, as if it had been entered here.
         for variable, value in self._context.items():
             if variable is not current_client and variable.get(self) is not value:
                 variable.set(value)
+        self._body.__enter__()
         return self._value[0]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        cancelled = isinstance(error, trio.Cancelled)
-        await self._end(None if cancelled else error, cancelled=cancelled)
-        if self._error is None:
-            return error is not None and not cancelled
-        if self._error is error or isinstance(self._error, asyncio.CancelledError):
-            return False
-        raise self._error
-
-    async def _end(self, error: BaseException | None, *, cancelled: bool) -> None:
-        """Leave with an error, or cancelled, and wait for the end."""
-        if cancelled or not self._value:
-            self._scope.cancel()
+        if isinstance(error, trio.Cancelled):
+            self._ended_early = self._body.__exit__(kind, error, trace)
+            if not self._ended_early:
+                await self._cancel()
+                if self._error is None or isinstance(self._error, asyncio.CancelledError):
+                    return False
+                raise self._error
         else:
-            with suppress(RuntimeError):  # the event loop has ended
-                self._leave.get_loop().call_soon_threadsafe(self._let_go, error)
+            self._body.__exit__(None, None, None)
+        await self._release(None if self._ended_early else error)
+        if self._error is None:
+            return error is not None
+        if self._error is error:
+            return False
+        raise self._failure()
+
+    def _failure(self) -> BaseException:
+        """Return what entering or leaving raised. The worker runs on trio, which knows no cancellation of asyncio."""
+        assert self._error is not None
+        if not isinstance(self._error, asyncio.CancelledError):
+            return self._error
+        failure = RuntimeError("a resource or middleware cancelled itself")
+        failure.__cause__ = self._error
+        return failure
+
+    async def _release(self, error: BaseException | None) -> None:
+        """Leave with an error, and wait for the end; if this is cancelled, the rest of the code is too."""
+        with suppress(RuntimeError):  # the event loop has ended
+            self._leave.get_loop().call_soon_threadsafe(self._let_go, error)
+        try:
+            await self._left.wait()
+        except trio.Cancelled:
+            await self._cancel()
+            raise
+
+    async def _cancel(self) -> None:
+        """Cancel it and wait for the end."""
+        self._scope.cancel()
         with trio.move_on_after(LAST_WORDS_S, shield=True):
             await self._left.wait()
 
@@ -111,7 +140,24 @@ class EnteredInBackend(AbstractAsyncContextManager[T], Generic[T]):
                 self._value.append(value)
                 self._context = contextvars.copy_context()
                 self._entered.set()
-                if (problem := await self._leave) is not None:
+                if (problem := await self._outcome()) is not None:
                     raise problem
         except BaseException as error:
             self._error = error
+
+    async def _outcome(self) -> BaseException | None:
+        """Wait for the end of the code between and return its error; runs in asyncio.
+
+        If this wait is cancelled, as by a time limit around it, that code is cancelled and ends first.
+        """
+        try:
+            return await asyncio.shield(self._leave)
+        except asyncio.CancelledError:
+            if self._scope.cancel_called:
+                raise
+            self._body.cancel()
+            with anyio.CancelScope(shield=True):  # anyio cancels again in each pass of the event loop
+                problem = await asyncio.shield(self._leave)
+            if self._ended_early:
+                raise
+            return problem

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 
+import anyio
 import pytest
 
 from onyxq import App, context
@@ -87,6 +88,66 @@ def test_middleware_runs_in_the_event_loop_of_asyncio() -> None:
         cluster.until(lambda: cluster.runs(run)[-1].outcome == "running")
         cluster.kill_worker()
         assert said == ["caught", "cancelled"]
+
+
+def test_a_time_limit_of_middleware_ends_the_function() -> None:
+    """The function ends first, as if it ran in the same task; the rest of the middleware may take its time."""
+    app, said = App(), list[str]()
+
+    @app.middleware
+    async def limit() -> AsyncIterator[None]:
+        try:
+            if context().name == "asyncio":
+                async with asyncio.timeout(5):
+                    yield
+            else:
+                with anyio.fail_after(5):
+                    yield
+        finally:
+            await asyncio.sleep(100)
+            said.append("left")
+
+    async def run(error: bool) -> None:
+        if error:
+            raise ValueError("early")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+            said.append("ended")
+
+    tasks = [app.task(name=name, queue="q", retries=0)(run) for name in ("asyncio", "anyio")]
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        for task in tasks:
+            task.enqueue(True)
+            cluster.drain()
+            task.enqueue(False)
+            cluster.drain()
+        assert [task.error for task in cluster.tasks("q")] == 2 * ["ValueError: early", "TimeoutError"]
+        assert said == 2 * ["left", "ended", "left"]
+
+
+def test_middleware_that_cancels_itself_fails_the_task() -> None:
+    """Before and after the function. Other tasks are not affected."""
+    app = App()
+
+    @app.middleware
+    async def around() -> AsyncIterator[None]:
+        if context().attempt == 1:
+            raise asyncio.CancelledError
+        yield
+        raise asyncio.CancelledError
+
+    @app.task(queue="q", retries=1, backoff_ms=1_000)
+    async def run() -> None: ...
+
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        run.enqueue()
+        cluster.drain()
+        (task,) = cluster.tasks("q")
+        assert (task.state, task.error) == ("failed", "RuntimeError: a resource or middleware cancelled itself")
 
 
 def test_a_resource_that_cannot_be_opened_ends_the_test_with_its_error() -> None:
