@@ -226,21 +226,17 @@ class ClaimUpdates:
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[renew_claims.Renewal]] = {}
         for place, leader, runs in self._held_of(items, refused, unsure):
-            first, count, token, lease_ms = items[place]
-            try:
-                renewal = renew_claims.Renewal(token, lease_ms or self._lease_ms(runs[0].first), runs)
-            except OnyxqError as problem:
-                refused[place].append([first, count, problem.to_map()])
-                continue
-            work.setdefault(leader.partition, []).append(renewal)
+            _, _, token, lease_ms = items[place]
+            leases = {lease_ms: runs} if lease_ms is not None else self._leases(runs, token, refused[place])
+            renewals = (renew_claims.Renewal(token, lease, parts) for lease, parts in leases.items())
+            work.setdefault(leader.partition, []).extend(renewals)
         entries = [
             renew_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
-            for partition, renewals in sorted(work.items())
-            for group in fitting(renewals, lambda one: size_of(one.runs))
+            for partition, asked in sorted(work.items())
+            for group in fitting(asked, lambda one: size_of(one.runs))
         ]
         if entries:
-            renewals = [one for entry in entries for one in entry.renewals]
-            renewing = [run for one in renewals for run in one.runs]
+            renewing = [run for entry in entries for one in entry.renewals for run in one.runs]
             self._host.leader_state.begin(State.RENEWING, renewing)
             try:
                 await self._renew(entries, refused, items)
@@ -248,11 +244,22 @@ class ClaimUpdates:
                 self._host.leader_state.end(State.RENEWING, renewing)
         return refused
 
-    def _lease_ms(self, task_id: TaskId) -> int:
-        """Return the lease of the queue of a claimed task; raises `Corrupt`."""
-        row = self._host.store.task_row(task_id)
-        queue = "" if row is None else str(facts.task_header(row[1])[0]["queue"])
-        return settings_of(self._host.replica, queue).lease_ms
+    def _leases(self, runs: Sequence[Run], token: int, refused: list[Refused]) -> dict[int, tuple[Run, ...]]:
+        """Return the parts of held runs by the lease of their queue; refuse those whose rows are damaged here.
+
+        Consecutive ids may be of several queues.
+        """
+        found: dict[int, list[Run]] = {}
+        for run in runs:
+            unread = mask_of(*run)
+            for piece in self._host.granter.pieces(run, token):
+                unread &= ~piece.bits
+                lease_ms = settings_of(self._host.replica, piece.queue).lease_ms
+                found.setdefault(lease_ms, []).extend(runs_of(stretch_of(run.first), piece.bits))
+            for part in runs_of(stretch_of(run.first), unread):
+                problem = Corrupt(f"a row of task {part.first.hex()} is damaged here, so its queue is not known")
+                refused.append([*part, problem.to_map()])
+        return {lease_ms: tuple(parts) for lease_ms, parts in found.items()}
 
     async def _renew(
         self,

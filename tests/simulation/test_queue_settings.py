@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.core.ids import partition_of
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import make_id, partition_of
 from onyxq.errors import BadRequest
 from simulation.world.clients import RecordingClient
 from simulation.world.world import Options, World
@@ -55,6 +56,28 @@ async def test_a_renewal_that_names_no_lease_gets_that_of_the_queue(client: Reco
     assert (await direct.get(claim.id)).state == "claimed"
     await direct.call("complete", {"items": [[claim.id, 1, claim.token, None, None]]})
     assert (await direct.get(claim.id)).state == "completed"
+
+
+@simulated(seed=1, options=STEADY)
+async def test_a_renewal_of_consecutive_tasks_gives_each_the_lease_of_its_own_queue(
+    world: World, client: RecordingClient
+) -> None:
+    """HTTP joins claims with consecutive ids and the same token to one item, whatever their queues."""
+    direct, now_ms = client.client, world.nodes[0].clock.wall_ms()
+    await direct.set_queue("slow", lease_ms=600_000)
+    ids = [make_id(now_ms, 0, 0xBEEF, number) for number in range(2)]
+    bodies = [pack_task({"queue": queue, "retries": 0}, [b"x"]) for queue in ("plain", "slow")]
+    await direct.call("enqueue", {"runs": [list(one) for one in zip(ids, bodies, strict=True)], "w": None})
+    claims = list(await direct.claim(["plain", "slow"], max=2, lease_ms=10_000, wait_ms=5_000))
+    assert {claim.id for claim in claims} == set(ids)
+    (token,) = {claim.token for claim in claims}
+    answer = await direct.call("renew", {"items": [[ids[0], 2, token, None]]})
+    assert answer["results"] == [[]]
+    await direct.call("complete", {"items": [[ids[0], 1, token, None, None]]})
+    await trio.sleep(120)
+    assert (await direct.get(ids[1])).state == "claimed"
+    await direct.call("complete", {"items": [[ids[1], 1, token, None, None]]})
+    assert (await direct.get(ids[1])).state == "completed"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
