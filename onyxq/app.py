@@ -69,8 +69,8 @@ class App(_app.App):
         """Address of the cluster in the directory, in this process or in another one."""
         self._opening = threading.Lock()
 
-    def _settings(self) -> ConnectionSettings:
-        found = super()._settings()
+    def _worker_settings(self) -> ConnectionSettings:
+        found = super()._worker_settings()
         if self.data is None or "address" in self._given:
             return found
         return evolve(found, address=self._address_in(self.data), tls=Certificates())

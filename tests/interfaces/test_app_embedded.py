@@ -73,6 +73,8 @@ def test_a_program_needs_no_server(here: Path, capsys: pytest.CaptureFixture[str
         assert anyio.run(lambda: thumbnail.result_async(task, wait_ms="30s")) == "CAT.JPG"
         assert shop().address == app.address, "a second application of the same directory uses the same cluster"
         assert isinstance(app.address, str)
+        connection = shop().worker()._connection  # also for its processes
+        assert connection.address == app.address, "a worker in Python uses the same cluster"
         assert run(["task", "get", task.id, "--connect", app.address]) == 0
         assert "completed" in capsys.readouterr().out
         assert app._cluster is not None
