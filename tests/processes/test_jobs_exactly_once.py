@@ -24,6 +24,7 @@ import trio
 from onyxq import Function, Input, Job, Output, Reduce, Trigger, Window
 from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
+from onyxq.leader.transaction_parts import SWEEP_EVERY_S
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.jobs_watched import STEP_S_MAX, Frozen, Watch, host_of, is_running, machine_of
 from tests.spark.standalone_world import Standalone, standalone
@@ -284,6 +285,7 @@ async def nothing_prepared(cluster: Cluster) -> None:
     async def look() -> bool:
         return all([await _prepared(cluster, peer) == 0 for peer in cluster.serving])
 
+    await trio.sleep(2 * SWEEP_EVERY_S + 1)  # the metric shows parts from the second sweep on
     await cluster.until("nothing left of drivers that died", look)
 
 
