@@ -190,11 +190,14 @@ class Machine:
     async def _flow_blocked(self, client: AsyncClient, id: bytes | str) -> str | None:
         """Return why no worker can continue a flow; None if one can, or if time may help."""
         flow = await client.flow(id, limit=FLOW_TASKS_MAX)
-        ready = {task["queue"] for task in flow["tasks"] if task["state"] == "ready"}
-        moves = any(flow["counts"].get(state) for state in ("claimed", "scheduled"))
-        if not ready or moves or any(map(self._serves, ready)):
+        queues: dict[str, set[str]] = {}
+        for task in flow["tasks"]:
+            queues.setdefault(task["state"], set()).add(task["queue"])
+        # If none is ready, they all wait for tasks outside of the flow.
+        next_ones = queues.get("ready") or queues.get("waiting") or set()
+        if not next_ones or queues.keys() & {"claimed", "scheduled"} or any(map(self._serves, next_ones)):
             return None
-        names = " and ".join(map(repr, sorted(ready)))
+        names = " and ".join(map(repr, sorted(next_ones)))
         return f"flow {as_id(id).hex()} is {flow['state']}: no worker serves queue {names}"
 
     def random_name(self) -> str:

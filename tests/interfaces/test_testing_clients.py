@@ -181,6 +181,16 @@ def test_waits_for_a_flow_and_for_updates_that_no_worker_makes_end() -> None:
         assert [entry.value for entry in task.updates()] == ["sent"]
 
 
+def test_a_wait_for_a_flow_that_waits_for_another_task_ends() -> None:
+    """None of its tasks is ready."""
+    with open_cluster(seed=1, peers=1) as cluster:
+        client = cluster.client()
+        outside = client.enqueue("other", b"1", delay_ms="10h")
+        flow = client.make_flow(client.chain(Step("mail", b"2", depends=[outside])))
+        with pytest.raises(TimedOut, match="no worker serves queue 'mail'"):
+            flow.wait()
+
+
 def test_a_drain_does_not_wait_for_timers_and_callbacks() -> None:
     """Nothing in a test makes them; they are stored, and do not keep time from passing to other tasks."""
     app, uri = App(), "http://127.0.0.1:9/"
