@@ -241,6 +241,15 @@ def test_zeros_after_the_point_that_a_column_lacks_are_left_out(kind: str) -> No
     assert data is not None and alike(READERS[kind](data, schema), made)
 
 
+@pytest.mark.parametrize("kind", ["json", "csv", "kafka"])
+def test_decimals_that_lose_zeros_have_no_exponent(kind: str) -> None:
+    """A reader may expect digits and a point. The column's own zeros stay."""
+    schema = pyarrow.schema([("price", pyarrow.decimal128(9, 2))])
+    for value, text in (("100.000", b"100.00"), ("-20.50000", b"-20.50"), ("0012.3400", b"12.34")):
+        data = file_of(kind, [{"price": decimal.Decimal(value)}], schema)
+        assert data is not None and text in data and text + b"0" not in data
+
+
 @pytest.mark.parametrize("sep", ["\t", " ", ",", "\x1f"])
 def test_a_line_of_csv_that_readers_skip_is_refused(sep: str) -> None:
     """Spark skips lines of white space, and of control characters, alone."""

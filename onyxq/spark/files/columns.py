@@ -288,7 +288,7 @@ def _decimals(kind: Any) -> Convert:
         if after > kind.scale or len(number) + exponent > kind.precision - kind.scale:
             return _refuse(value, f"must be {words}")
         if -exponent > kind.scale:  # Arrow does not take any number of zeros after the point.
-            return decimal.Decimal((sign, tuple(map(int, kept)), -after))
+            return decimal.Decimal((sign, digits[: exponent + kind.scale], -kind.scale))
         return found
 
     return fit
