@@ -154,6 +154,22 @@ def test_columns_do_not_keep_the_other_rows_of_their_batch_in_memory() -> None:
     assert all(some.get_total_buffer_size() < 1_000 for some in found)
 
 
+def test_columns_do_not_keep_the_nulls_of_other_columns_in_memory() -> None:
+    """Spark sends an Arrow batch in one piece, with room for each null of the inputs that also lead to outputs."""
+    wide = pyarrow.struct([(f"c{place}", pyarrow.int64()) for place in range(50)])
+    columns = [pyarrow.array([{"n": number} for number in range(100)]), pyarrow.array([None] * 100, wide)]
+    given_rows = pyarrow.RecordBatch.from_arrays(columns, names=["one", "rows"])
+    sent = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sent, given_rows.schema) as stream:
+        stream.write_batch(given_rows)
+    ((_, found),) = runs(pyarrow.ipc.open_stream(sent.getvalue()))
+    assert found.to_pylist() == [{"n": number} for number in range(100)]
+    buffer = found.column(0).buffers()[1]
+    while buffer.parent is not None:
+        buffer = buffer.parent
+    assert buffer.size < 2_000
+
+
 def test_rows_of_all_parts_and_inputs_have_lineages_of_their_own(tmp_path: Path) -> None:
     """One task of Spark may get several parts of both inputs, and a batch may begin and end within a part."""
     routed, outs = sink(tmp_path)

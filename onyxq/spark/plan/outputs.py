@@ -79,7 +79,8 @@ def runs(batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
             )
             length = values.is_valid().index(False).as_py()
             values = values.slice(0, length if length >= 0 else None)
-            if len(values) < batch.num_rows:  # Files keep columns for a while. A view would keep the whole batch.
+            if len(values) < batch.num_rows or batch.num_columns > 1:
+                # Files keep columns for a while. A view would keep the whole batch, also the nulls of other columns.
                 values = values.take(pyarrow.array(range(len(values))))
             yield name, pyarrow.RecordBatch.from_struct_array(values)
             start += len(values)
