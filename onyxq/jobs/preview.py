@@ -174,12 +174,13 @@ def _handed_over(task: Task, value: Any) -> Any:
     """Return a segment as the next task gets it; raises `Refused` for one that an output refuses, or `Unfit`."""
     if isinstance(task, Function):
         return value
+    made = unpack(pack(value))
     key = task.ordering_key if isinstance(task, Output) else None
-    found = value.get(key) if key is not None and isinstance(value, dict) else None
+    found = made.get(key) if key is not None and isinstance(made, dict) else None
     if key is not None and (type(found) not in (str, int) or not 1 <= len(str(found)) <= NAME_CHARACTERS_MAX):
         needs = f"must be a string or an integer of the segment, of 1 to {NAME_CHARACTERS_MAX} characters"
         raise Refused(f"output {task.name}: {key!r}, its ordering key, {needs}", field="ordering_key")
-    return unpack(pack(value))
+    return made
 
 
 def _resolved(ref: Ref, place: str) -> Callable[..., Any]:

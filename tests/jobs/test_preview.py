@@ -156,6 +156,13 @@ def test_bad_input_is_refused() -> None:
         preview(Job(workflow=[("a", "b")], catalog=[]), {})
 
 
+def test_an_ordering_key_is_checked_as_the_queue_gets_it() -> None:
+    """A number of numpy is Python's by then."""
+    numpy = pytest.importorskip("numpy")
+    keyed = Job(workflow=[("in", "out")], catalog=[Input("in", queue="a"), Output("out", queue="b", ordering_key="k")])
+    assert preview(keyed, {"in": [{"k": numpy.int64(7)}]}).outputs == {"out": [{"k": 7}]}
+
+
 def test_the_example_of_the_documentation_passes(tmp_path: Path) -> None:
     """Both files are those of docs/jobs.rst."""
     page = (Path(__file__).parents[2] / "docs" / "jobs.rst").read_text("utf-8")
