@@ -30,8 +30,12 @@ _LACKING = "has no other place"
 _CHOICE = "Give each output another place (--output NAME=PLACE), or let it keep its place (--same-outputs)."
 _PLACE = {"kafka": ("brokers", "topic"), "postgres": ("url", "table")}
 """Format of an output -> the options that identify its place; other formats have a path."""
+_PATTERN = "pattern"
+"""Kind of a place that an input reads: a folder, or a pattern of folders."""
 _CHOICES = re.compile(r"\{[^{}]*\}")
-"""Alternatives in a pattern of paths."""
+"""Alternatives in a pattern of paths, without others inside."""
+_CUT = "\0"
+"""Follows alternatives that have slashes: no name of a folder has this character."""
 _TOPIC = re.compile(r'"([^"]*)"\s*:')
 """A topic in Spark's option ``assign``, which is a map in JSON."""
 
@@ -171,7 +175,7 @@ def _target(task: Output) -> tuple[str, ...]:
 
 
 def _sources(task: Input) -> Iterator[tuple[str, ...]]:
-    """Yield what an input reads, in the form of `_target`."""
+    """Yield what an input reads, in the form of `_target`; paths are patterns."""
     options = {name.lower(): value for name, value in task.options.items()}
     if task.queue is not None:
         yield "queue", task.queue
@@ -180,17 +184,19 @@ def _sources(task: Input) -> Iterator[tuple[str, ...]]:
         named = [*names_in(options.get("subscribe", "")), *_TOPIC.findall(options.get("assign", ""))]
         yield from (("kafka", brokers, topic) for topic in named)
     elif path := task.path or options.get("path"):
-        yield "folder", path
+        yield _PATTERN, path
 
 
 def _overlap(mine: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Return whether readers of one place also see what is written to the other; ``others`` may be a pattern of paths.
+    """Return whether readers of one place also see what is written to the other.
 
     Brokers are not compared: one cluster has many names.
     """
-    if mine[0] == others[0] == "folder":
-        parts = zip(*(_folder(path).split("/")[:-1] for path in (mine[1], others[1])), strict=False)
-        return all(one == other or fnmatchcase(one, _pattern(other)) for one, other in parts)
+    if mine[0] == "folder" and others[0] in ("folder", _PATTERN):
+        folder, is_pattern = _folder(others[1]), others[0] == _PATTERN
+        read = _names(_alike(folder) if is_pattern else folder)
+        pairs = zip(_names(_folder(mine[1])), read, strict=False)
+        return all(one == other or (is_pattern and fnmatchcase(one, other)) for one, other in pairs)
     if mine[0] == others[0] == "kafka":
         return mine[-1] == others[-1]
     return tuple(name.removeprefix("public.") for name in mine) == tuple(
@@ -198,9 +204,19 @@ def _overlap(mine: tuple[str, ...], others: tuple[str, ...]) -> bool:
     )
 
 
-def _pattern(name: str) -> str:
-    """Return a pattern of Hadoop for the name of a folder as one of Python, which may fit more names."""
-    return _CHOICES.sub("*", name).replace("[^", "[!")
+def _alike(pattern: str) -> str:
+    """Return a pattern of Hadoop as one of Python, which may fit more names.
+
+    What follows alternatives with slashes is left out: all folders there fit.
+    """
+    found = 1
+    while found:
+        pattern, found = _CHOICES.subn(lambda one: f"*{_CUT}" if {"/", _CUT} & set(one[0]) else "*", pattern)
+    return pattern.partition(_CUT)[0].replace("[^", "[!")
+
+
+def _names(folder: str) -> list[str]:
+    return folder.rstrip("/").split("/")
 
 
 def _folder(path: str) -> str:

@@ -134,6 +134,9 @@ def test_what_cannot_be_replayed_is_refused(old: Job, said: dict[str, Any], fiel
         (Input("read", format="text", path="/data/*/in"), "files", "/data/new/in"),
         (Input("read", format="text", path="/data/in-{a,b}*"), "files", "/data/in-b2/again"),
         (Input("read", format="text", path="/data/in-[^a-z]/x"), "files", "/data/in-7"),
+        (Input("read", format="text", path="/data/{a,b/c}"), "files", "/data/b/c/again"),
+        (Input("read", format="text", path="/data/{a,{b,c}}-in"), "files", "/data/c-in"),
+        (Input("read", format="text", path="/data{/a,/{b,c/d}}"), "files", "/data/b"),
         (Input("read", format="kafka", options={"assign": '{"clicks": [0, 1], "more": [2]}'}), "messages", "more"),
     ],
 )
@@ -144,6 +147,14 @@ def test_places_that_a_pattern_or_partitions_of_an_input_read_are_refused(
     with pytest.raises(BadRequest, match="which input 'read' reads"):
         again(job(source), outputs={output: place}, same_outputs=True)
     assert again(job(source), outputs={output: "/other" if output == "files" else "others"}, same_outputs=True)
+
+
+def test_the_place_of_an_output_is_not_a_pattern() -> None:
+    """Its files are in the folder of that name only."""
+    old = job(files(), outputs=(Output("files", format="json", path="/data/out[12]"),))
+    assert again(old, outputs={"files": "/data/out1"})
+    with pytest.raises(BadRequest, match="where job old has output 'files'"):
+        again(old, outputs={"files": "/data/out[12]/new"})
 
 
 def test_each_output_without_a_choice_is_named() -> None:
