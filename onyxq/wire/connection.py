@@ -41,6 +41,11 @@ PING_AFTER_S = 5.0
 
 After as much silence again the connection counts as broken, even if no call is in flight any more.
 """
+LATE_LOOK_S = 1.0
+"""A look for silence that begins this late, in seconds, is left out.
+
+This process was busy, so its ping may not be sent, and an answer may wait to be received.
+"""
 RECEIVE_BYTES = 256 * 1024
 LATE_MAX = 1000
 """Number of withdrawn calls whose answers are still recognised."""
@@ -392,8 +397,11 @@ class Connection:
 
     async def _watch(self) -> None:
         while True:
+            due = self._waits.clock() + PING_AFTER_S
             await anyio.sleep(PING_AFTER_S)
             now = self._waits.clock()
+            if now - due >= LATE_LOOK_S:
+                continue
             uploading = self._outlet.unsent > 0 and now - self._outlet.sent_at < PING_AFTER_S
             if uploading:
                 self._pinged = False
