@@ -183,7 +183,9 @@ def explains(calls: Sequence[Operation]) -> bool:
             if done >> place & 1 or before[place] & ~done:
                 continue
             after = model.after(call)
-            if after is not None and (situation := (done | 1 << place, after)) not in seen:
+            if after is None or (after == model and call.outcome != OK):
+                continue  # a call that need not have happened, and changes nothing, explains nothing
+            if (situation := (done | 1 << place, after)) not in seen:
                 seen.add(situation)
                 stack.append(situation)
         if len(seen) > SEARCH_MAX:

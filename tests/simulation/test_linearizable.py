@@ -89,6 +89,14 @@ def test_a_search_that_gives_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         Linearizable(history).finish()
 
 
+@pytest.mark.parametrize("possible", [True, False])
+def test_lost_calls_that_change_nothing_make_no_search_long(possible: bool) -> None:
+    """Each set of lost updates would be a situation of its own, more than the search looks at."""
+    updates = [lost(UPDATE, 1, 0.2) for _ in range(20)]
+    later = [call(CLAIM, 2, 2, 2.1), call(COMPLETE, 2 if possible else 1, 3, 3.1)]
+    assert explains([call(CLAIM, 1, 0, 0.1), *updates, *later]) is possible
+
+
 @pytest.mark.parametrize(("refused_s", "broken"), [(0.5, True), (1.5, False)])
 def test_a_claim_that_is_certainly_valid_is_never_refused(refused_s: float, broken: bool) -> None:
     """A claim that may have expired may be refused."""
