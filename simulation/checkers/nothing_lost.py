@@ -1,11 +1,15 @@
 """No acknowledged task and no acknowledged update is lost or changed, and workers get tasks as they were sent.
 
-From its acknowledgement on, no answer denies that there is such a task, not even for a moment.
+No answer denies that there is an acknowledged task, not even for a moment.  Only a leader that does not know yet
+that it is deposed may do so, because it cannot have the tasks of the next one.  So answers count once all nodes
+have read the log up to the acknowledgement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterable
 from typing import ClassVar
 
 from attrs import define, field
@@ -14,7 +18,7 @@ from onyxq.client.values import Task, TaskUpdate
 from onyxq.core.errors import NotFound
 from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
-from simulation.world.history import REFUSED, Enqueued
+from simulation.world.history import REFUSED, Enqueued, Operation
 
 
 @define(eq=False)
@@ -25,6 +29,17 @@ class NothingLost(Checker):
     read: set[TaskId] = field(factory=set)
     purged: Container[TaskId] = ()
     """Those that were to go."""
+    ends: list[tuple[int, float]] = field(factory=list)
+    """Last positions of the log, each with the second at which it was seen first."""
+    followed: list[tuple[float, float]] = field(factory=list)
+    """Seconds, each with an earlier one: all nodes that ran had read what the log had before that."""
+
+    def looked(self, end: int, positions: Iterable[int], now_s: float) -> None:
+        """Note the log's last position, and how far the nodes that run have read."""
+        if not self.ends or self.ends[-1][0] < end:
+            self.ends.append((end, now_s))
+        unread = bisect_right(self.ends, (min(positions, default=end), math.inf))
+        self.followed.append((now_s, now_s if unread == len(self.ends) else self.ends[unread][1]))
 
     def given(self, task_id: TaskId, queue: str, data: bytes) -> None:
         """A worker was given a task; one whose enqueue was not acknowledged yet is not known by its id."""
@@ -62,5 +77,10 @@ class NothingLost(Checker):
             if known is None or task_id in self.purged or task_id in self.history.unsettled:
                 continue
             for call in calls:
-                if call.outcome == REFUSED and call.code == NotFound.code and call.invoked_s > known.at_s:
+                if call.outcome == REFUSED and call.code == NotFound.code and known.at_s < self._known_s(call):
                     raise self.broken(f"{task_id.hex()} was acknowledged at {known.at_s:.3f}, and then {call}")
+
+    def _known_s(self, call: Operation) -> float:
+        """Return up to which second all nodes knew the log when a call was made."""
+        looks = bisect_left(self.followed, (call.invoked_s, -math.inf))
+        return self.followed[looks - 1][1] if looks else -math.inf

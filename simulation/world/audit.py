@@ -173,6 +173,7 @@ class Audit(Course):
             positions = [replica.position for _, replica in found]
             self.pauses_hold.looked(positions, trio.current_time())
             self.limits_kept.looked(positions, trio.current_time())
+            self.nothing_lost.looked(self.replica.position, positions, trio.current_time())
             await self._backend.wait_grown()
 
     # --- what clients hear

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -343,6 +344,7 @@ def test_a_client_that_is_told_that_an_acknowledged_task_does_not_exist_is_seen(
     history = History()
     history.enqueued[task_id(1)] = Enqueued("q", b"one", 5.0)
     checker = NothingLost(history, read={task_id(1)})
+    checker.looked(1, [1, 1], 5.5)
     denied = [evolve(call(CANCEL, -1, at_s, REFUSED), code="not_found") for at_s in (4.0, 6.0)]
     history.operations[task_id(1)] = denied[:1]
     checker.finish()
@@ -351,6 +353,21 @@ def test_a_client_that_is_told_that_an_acknowledged_task_does_not_exist_is_seen(
         checker.finish()
     checker.purged = {task_id(1)}
     checker.finish()
+
+
+@pytest.mark.parametrize(("denied_s", "broken"), [(7.5, False), (9.5, True)])
+def test_a_leader_that_does_not_know_yet_that_it_is_deposed_may_deny_a_task(denied_s: float, broken: bool) -> None:
+    """It has not read of the next leader, which acknowledged the task."""
+    history = History()
+    history.enqueued[task_id(1)] = Enqueued("q", b"one", 5.0)
+    history.operations[task_id(1)] = [evolve(call(CANCEL, -1, denied_s, REFUSED), code="not_found")]
+    checker = NothingLost(history, read={task_id(1)})
+    checker.looked(1, [1, 1], 3.0)
+    checker.looked(2, [1, 2], 4.0)  # the epoch of the next leader
+    checker.looked(3, [1, 3], 7.0)
+    checker.looked(4, [2, 4], 9.0)
+    with pytest.raises(Broken, match="acknowledged at 5.000") if broken else nullcontext():
+        checker.finish()
 
 
 # --- copies
