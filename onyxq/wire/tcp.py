@@ -51,6 +51,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def not_a_host(host: str, error: UnicodeError, *, field: str = "address") -> BadRequest:
+    """Return the error for a host name that cannot be encoded, in a value that ``field`` names."""
+    return BadRequest(f"{host!r} is not a host name: {error}", field=field)
+
+
 def cannot_listen(address: str, error: OSError, *, setting: str) -> OnyxqError:
     """Return the error for a listener at ``address``, which ``setting`` names: `Conflict` if the port is in use."""
     other = f"another address with --{setting} or ONYXQ_{setting.upper()}; port 0 takes a free one."
@@ -83,7 +88,7 @@ class TcpNetwork:
         except (OSError, anyio.ConnectionFailed, anyio.BrokenResourceError, anyio.EndOfStream) as error:
             raise Unavailable(f"cannot connect to {address}: {error or 'no answer in time'}") from None
         except UnicodeError as error:
-            raise BadRequest(f"{host!r} is not a host name: {error}", field="address") from None
+            raise not_a_host(host, error) from None
         _tune(stream)
         return stream
 
@@ -101,12 +106,14 @@ class TcpNetwork:
         *,
         task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept until cancelled; report the bound ``HOST:PORT``; raises `Unavailable` or `Conflict` if it cannot."""
+        """Accept until cancelled; report the bound ``HOST:PORT``; raises the reason if it cannot."""
         host, port = split_address(address)
         try:
             bound = await anyio.create_tcp_listener(local_host=host, local_port=port, backlog=BACKLOG)
         except OSError as error:
             raise cannot_listen(address, error, setting="listen") from None
+        except UnicodeError as error:
+            raise not_a_host(host, error, field="listen") from None
         async with bound:
             task_status.started(join_address(host, bound.extra(SocketAttribute.local_port)))
             async with anyio.create_task_group() as group:

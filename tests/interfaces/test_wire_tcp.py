@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from onyxq.errors import BadRequest
+from onyxq.interfaces.http import server
 from onyxq.wire import tcp
 from onyxq.wire.tcp import TcpNetwork
 from simulation.world.network import SimulatedNetwork
@@ -45,5 +46,18 @@ def test_a_malformed_address_is_a_bad_request(address: str) -> None:
     async def scenario(_: FakeCluster, __: SimulatedNetwork) -> None:
         with pytest.raises(BadRequest):
             await TcpNetwork().connect(address, timeout_ms=100)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("port", ["listen", "http"])
+def test_a_listener_at_a_host_that_no_name_can_be_is_a_bad_request(port: str) -> None:
+    """The error names the setting and the host."""
+    address = "m\u00fcller..example:0"
+
+    async def scenario(_: FakeCluster, __: SimulatedNetwork) -> None:
+        with pytest.raises(BadRequest, match="'m\u00fcller..example' is not a host name") as found:
+            await (server.listen(address) if port == "http" else TcpNetwork().serve(address, anyio.sleep))
+        assert found.value.field == port
 
     play(scenario)

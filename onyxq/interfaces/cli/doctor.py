@@ -187,7 +187,7 @@ def _split(address: str) -> tuple[str, int] | None:
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    with suppress(OSError), socket.create_connection(address, CONNECT_TIMEOUT_S):
+    with suppress(OSError, UnicodeError), socket.create_connection(address, CONNECT_TIMEOUT_S):
         return True
     return False
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from onyxq.interfaces.http.app import VITAL_ONLY, App
 from onyxq.interfaces.http.connection import BoundedStream, Connection
 from onyxq.wire.bounds import CONNECTIONS_MAX, CONNECTIONS_PERCENT, Newcomers, share
-from onyxq.wire.tcp import cannot_listen, split_address
+from onyxq.wire.tcp import cannot_listen, not_a_host, split_address
 
 HEADER_BYTES_MAX = 32 * 1024
 IDLE_TIME_MAX_S = 15.0
@@ -40,7 +40,7 @@ _log = logging.getLogger("onyxq.http")
 
 
 async def listen(address: str) -> trio.SocketListener:
-    """Return a listening socket at ``HOST:PORT`` (port 0: a free one); raises `Unavailable` or `Conflict`."""
+    """Return a listening socket at ``HOST:PORT`` (port 0: a free one); raises the reason if there is none."""
     host, port = split_address(address, field="http")
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -48,6 +48,8 @@ async def listen(address: str) -> trio.SocketListener:
         bound = trio.socket.socket(family, kind, protocol)
     except OSError as error:
         raise cannot_listen(address, error, setting="http") from None
+    except UnicodeError as error:
+        raise not_a_host(host, error, field="http") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await bound.bind(place)
