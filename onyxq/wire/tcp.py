@@ -25,7 +25,7 @@ _ENDED_BEFORE = tuple(
     getattr(errno, name)
     for name in (
         *("EPERM", "ECONNABORTED", "ECONNRESET", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET"),
-        *("EHOSTUNREACH", "EOPNOTSUPP", "ENETUNREACH", "ETIMEDOUT"),
+        *("EHOSTUNREACH", "EOPNOTSUPP", "ENETUNREACH", "ENOSR", "ESOCKTNOSUPPORT", "EPROTONOSUPPORT", "ETIMEDOUT"),
     )
     if hasattr(errno, name)
 )

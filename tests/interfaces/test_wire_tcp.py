@@ -17,7 +17,13 @@ from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EPERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(errno.EMFILE, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EPERM),
+        *(errno.ESOCKTNOSUPPORT, errno.EPROTONOSUPPORT),
+    ],
+)
 def test_a_connection_that_cannot_be_accepted_does_not_end_the_server(number: int) -> None:
     """Linux reports what happened to a waiting connection, and what its firewall refused, when it is accepted."""
     tries: list[float] = []
