@@ -295,8 +295,7 @@ def _hold(args: Args) -> str:
 
 def _set_periodic(args: Args) -> str:
     rest = ", paused" if args["paused"] else f", next at {moment(args['next_ms'])} if the schedule is new"
-    options = sorted(args.get("options", {}).items())  # version 1 has none
-    said = ", ".join(f"{title(name)} {_setting(name, value)}" for name, value in options)
+    said = ", ".join(f"{title(name)} {_setting(name, value)}" for name, value in sorted(args["options"].items()))
     more = f"; its tasks have {said}" if said else ""
     return (
         f"periodic task {args['name']} goes to queue {args['queue']} by the schedule {args['schedule']!r} "

@@ -12,9 +12,7 @@ from pyrsistent import pmap
 
 from log_entries import fire_periodic, pause_periodic, remove_periodic, set_periodic
 from log_entries.fire_periodic import RUNS_MAX
-from log_entries.registry import ENTRIES
-from log_entries.set_periodic import lowered
-from log_entries.set_periodic_1 import PAYLOADS_BYTES_MAX, PERIODIC_MAX
+from log_entries.set_periodic import PAYLOADS_BYTES_MAX, PERIODIC_MAX
 from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Fire, duties
 from onyxq.core.ids import ms_of, partition_of
@@ -62,21 +60,6 @@ def test_setting_up_again_with_other_options_changes_only_them() -> None:
     assert (found.options, found.next_ms, found.fired) == (limited.options, 20_000, 1)
     world.done(evolve(NIGHTLY, paused=True))
     assert world.replica.periodic["nightly"] == evolve(found, options=pmap())
-
-
-def test_version_1_sets_up_a_task_without_options() -> None:
-    """A peer that is not upgraded yet reads the same replica; options that it does not know cannot be written."""
-    world = QueueWorld()
-    limited = evolve(NIGHTLY, options=pmap({"retries": NO_LIMIT}))
-    world.done(limited)
-    plain = lowered(NIGHTLY)
-    assert plain is not None
-    world.done(plain)
-    assert not world.replica.periodic["nightly"].options
-    assert world.submit(NIGHTLY) == "already so"
-    assert lowered(limited) is None
-    assert ENTRIES.enabled_form(limited, {"set_periodic": 1}) is None
-    assert ENTRIES.enabled_form(NIGHTLY, {"set_periodic": 1}) == (ENTRIES["set_periodic"], 1, plain)
 
 
 def test_the_options_of_runs_are_those_of_an_enqueue() -> None:

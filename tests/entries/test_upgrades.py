@@ -13,10 +13,10 @@ import pytest
 from attrs import define, evolve, field, fields
 from pyrsistent import pmap
 
-from log_entries import leave_cluster, raise_minimum, set_periodic, set_periodic_1
+from log_entries import leave_cluster, raise_minimum
 from log_entries.registry import ENTRIES
 from onyxq.core import step as stepping
-from onyxq.core.entry import Entries, describe
+from onyxq.core.entry import Entries
 from onyxq.core.invariants.replica import violations
 from onyxq.core.log.interface import Record
 from onyxq.core.log.record import encode_entry, encode_record
@@ -195,21 +195,6 @@ def test_an_entry_without_an_enabled_version_cannot_be_written() -> None:
     ring.stop("a")
     ring.settle()
     assert ring.append("b", Brand("oak")).outcomes[0].verdict == "applied"
-
-
-def test_a_periodic_task_gets_options_once_every_peer_knows_them() -> None:
-    """Without options it is set up as before. The writer of options that cannot be used yet gets an error."""
-    first = describe(set_periodic_1, name="set_periodic")
-    ring = ring_of(a=Entries([first if one.name == first.name else one for one in ENTRIES.values()]), b=ENTRIES)
-    plain = set_periodic.Args("p", "q", "@daily", "UTC", b"", "bytes", 0, "once", False, START_MS)
-    limited = evolve(plain, options=pmap({"retries": 3}))
-    assert ring.append("b", plain).outcomes[0].version == 1
-    with pytest.raises(NotEnabled, match="set_periodic"):
-        ring.append("b", limited)
-    ring.stop("a")
-    ring.settle()
-    assert ring.append("b", limited).outcomes[0].version == 2
-    assert ring.replica.periodic["p"].options == limited.options
 
 
 def test_an_entry_that_is_written_too_early_is_a_no_op_for_all() -> None:

@@ -59,7 +59,6 @@ from log_entries import (
     yield_partition,
 )
 from log_entries.registry import ENTRIES, VERSIONS
-from log_entries.set_periodic import lowered
 from onyxq.core.facts import RELEASED, RETRIED
 from onyxq.core.ids import Run, id_at, make_id
 from onyxq.core.log.interface import Record
@@ -511,7 +510,7 @@ def hold_log() -> list[Record]:
 
 
 def periodic_log() -> list[Record]:
-    """Make a log with periodic tasks whose runs have options: set, changed, refused and dropped; and of version 1."""
+    """Make a log with periodic tasks whose runs have options: set, changed, refused and dropped."""
     world = World()
     world.submit("founder", creation(partitions=2))
     world.join("a")
@@ -526,7 +525,7 @@ def periodic_log() -> list[Record]:
     world.submit("a", pause_periodic.Args("nightly", True, 0), evolve(having(retries=0), next_ms=START_MS + 30))
     world.submit("a", having(retries=-2), having(backoff_ms=-1), having(expires_after_ms=0), having(colour=1))
     world.submit("a", evolve(having(retries=1), missed="never"), having(retries=1), plain, plain)
-    world.submit("a", having(retries=1), lowered(plain), lowered(plain))
+    world.submit("a", having(retries=1), plain)
     return world.records
 
 
