@@ -122,6 +122,12 @@ def between(start_ms: int | None, end_ms: int | None) -> int | None:
     return None if start_ms is None or end_ms is None else max(0, end_ms - start_ms)
 
 
+def attempt_ms(task: Mapping[str, Any]) -> int | None:
+    """Return how long the last attempt of a task took, as answers about the task have it; None if it has not ended."""
+    claims = task["claims"]
+    return claims[-1]["duration_ms"] if claims else None
+
+
 def shown(attempts: Sequence[Attempt], finished_ms: int | None) -> dict[str, Any]:
     """Return what answers about a task have of its attempts, and of its times."""
     left_out = max(0, len(attempts) - SHOWN_FIRST - SHOWN_LAST)

@@ -16,6 +16,7 @@ from onyxq.client import Client
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import make_id
 from onyxq.core.limits import TIMERS_QUEUE
+from onyxq.interfaces.dashboard.queues import pace_of
 from onyxq.interfaces.dashboard.rendering import beginning
 from onyxq.interfaces.dashboard.task import progress_of
 from tests.dashboard.pages_world import HOSTILE, Filled
@@ -264,6 +265,14 @@ def test_a_queue_says_its_limits_and_pace(world: Filled, http: httpx.Client) -> 
     assert "A failed task is not retried." in text and "Finished tasks are kept for 7 d." in text
     assert "wait, p95 of the last 1" in text
     assert "no task yet" in http.get("/ui/queue?name=paused").text
+
+
+def test_the_run_times_of_a_queue_leave_out_the_pauses_between_attempts() -> None:
+    """A task that lay failed until it was retried by hand ran no longer than its attempts did."""
+    attempts = [{"duration_ms": 30}, {"duration_ms": 12}]
+    retried = {"created_ms": 0, "started_ms": 5, "finished_ms": 43_700, "duration_ms": 43_695, "claims": attempts}
+    pace = pace_of([retried], 50_000)
+    assert pace is not None and (pace.run_p95_ms, pace.wait_p95_ms) == (12, 5)
 
 
 @on_trio

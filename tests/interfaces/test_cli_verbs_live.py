@@ -222,6 +222,19 @@ def test_lists_show_when_and_how_often(line: Line, queue: str) -> None:
         assert "  2 of 2  " in row, row
 
 
+def test_a_task_tells_the_whole_time_from_that_of_its_last_attempt(line: Line, queue: str) -> None:
+    """The pauses between attempts are in the whole time only. A task with one attempt has one duration."""
+    enqueued(line, queue, "--retries", "1", "--backoff", "10ms")
+    for attempts in (1, 2):
+        [claim] = line.json("task", "claim", queue, "--wait", "20s")["claims"]
+        task, token = claim["task"]["id"], str(claim["token"])
+        line.json("task", "fail", task, "--token", token, "--error", "no such host")
+        assert line.code("task", "get", task) == 0
+        durations = [one for one in line.said.out.splitlines() if one.startswith("duration ")]
+        assert [one.endswith(" in the last attempt") for one in durations] == [True] * (attempts - 1)
+    assert " from the first start to the end, " in durations[0]
+
+
 def test_workers_are_listed(line: Line, queue: str) -> None:
     """A worker that holds a claim is shown with it."""
     enqueued(line, queue)

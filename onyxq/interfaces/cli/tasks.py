@@ -17,6 +17,7 @@ from onyxq.core.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.core.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
 from onyxq.core.texts import visible, whole
 from onyxq.history import words
+from onyxq.history.attempts import attempt_ms
 from onyxq.interfaces.cli.context import Context, clock, found_id, moment, task_id
 from onyxq.system.durations import is_duration, milliseconds
 
@@ -168,7 +169,7 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
         return
     claims = shown.pop("claims")
     payloads = {name: brief(shown, name, 200) for name in ("data", "result")}
-    said = {"attempt": words.attempt(task), "duration": _duration(task["duration_ms"]), **_function(shown)}
+    said = {"attempt": words.attempt(task), "duration": _whole_duration(task), **_function(shown)}
     if shown.pop("callback") is not None:
         said["callback"] = words.callback(task["callback"])
     rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result", *_IN_OTHER_WORDS))}
@@ -218,6 +219,14 @@ def _print_attempts(context: Context, claims: Sequence[dict[str, Any]], left_out
             again = " is the same" if trace == before else f":\n{visible(trace, keep=chr(10))}"
             context.out.text(f"\ntraceback of attempt {one['attempt']}{again}")
             before = trace
+
+
+def _whole_duration(task: dict[str, Any]) -> str:
+    """Return how long a task took, and how long its last attempt if it had several: the rest are mostly pauses."""
+    whole, last = _duration(task["duration_ms"]), _duration(attempt_ms(task))
+    if not whole or len(task["claims"]) < 2:
+        return whole
+    return f"{whole} from the first start to the end, {last} in the last attempt"
 
 
 def _duration(ms: int | None) -> str:

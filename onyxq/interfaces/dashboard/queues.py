@@ -13,6 +13,7 @@ from starlette.responses import Response
 from onyxq.core.limits import Name, members
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
 from onyxq.history import words
+from onyxq.history.attempts import attempt_ms
 from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, Filter, PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import counted, page
 from onyxq.interfaces.http.endpoint import Call
@@ -101,6 +102,7 @@ class Pace:
     """Number of these that were completed in the last minute."""
     wait_p95_ms: int
     run_p95_ms: int
+    """Of their last attempts: a task that was retried is not counted as if it ran in the pauses between attempts."""
 
 
 def pace_of(tasks: Sequence[Mapping[str, Any]], now_ms: int) -> Pace | None:
@@ -112,7 +114,7 @@ def pace_of(tasks: Sequence[Mapping[str, Any]], now_ms: int) -> Pace | None:
         len(known),
         sum(one["finished_ms"] > now_ms - MINUTE_MS for one in known),
         _p95([max(0, one["started_ms"] - one["created_ms"]) for one in known]),
-        _p95([one["duration_ms"] for one in known]),
+        _p95([attempt_ms(one) or 0 for one in known]),
     )
 
 

@@ -22,6 +22,7 @@ from onyxq import __version__
 from onyxq.core.ids import ms_of
 from onyxq.core.texts import visible
 from onyxq.history import words
+from onyxq.history.attempts import attempt_ms
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.system.durations import ago, span
 
@@ -242,6 +243,7 @@ def _environment() -> Environment:
         "visible": visible,
         "words": words.title,
         "attempt": words.attempt,
+        "attempt_ms": attempt_ms,
         "ending": words.ending,
         "callback": words.callback,
         "summary": words.summary,

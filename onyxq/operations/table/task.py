@@ -59,7 +59,9 @@ class ClaimOfTask(Result):
     worker: str
     start_ms: Annotated[int | None, Meta(extra=MOMENT)]
     end_ms: Annotated[int | None, Meta(extra=MOMENT)]
-    duration_ms: int | None
+    duration_ms: Annotated[
+        int | None, Meta(description="From its grant to its end. The function itself ran a little shorter.")
+    ]
     outcome: Annotated[
         str | None,
         Meta(description="completed, failed, released, expired or cancelled; null: it is held."),
@@ -97,7 +99,13 @@ class TaskView(Result):
     ]
     started_ms: Annotated[int | None, Meta(description="When it was claimed first.", extra=MOMENT)]
     finished_ms: Annotated[int | None, Meta(extra=MOMENT)]
-    duration_ms: Annotated[int | None, Meta(description="From the first start to the end.", extra={"duration": True})]
+    duration_ms: Annotated[
+        int | None,
+        Meta(
+            description="From the first start to the end, with the pauses between attempts. Each claim has its own.",
+            extra={"duration": True},
+        ),
+    ]
     attempts: Annotated[int, Meta(description="Number of attempts that failed or whose lease expired.")]
     attempts_max: Annotated[
         int | None, Meta(description="Attempts until it fails for good.", extra={"null": "no limit"})
