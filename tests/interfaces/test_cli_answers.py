@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.tasks import member, payload_given
-from onyxq.operations.table.task import TaskView
+from onyxq.operations.table.task import ClaimOfTask, TaskView
 
 NOWHERE = ("--connect", "127.0.0.1:1")
 
@@ -53,6 +54,45 @@ def test_lists_print_data_that_json_cannot_show_as_base64(
     task = found if more else found["tasks"][0]
     encoded = base64.b64encode(data).decode()
     assert (task["data_base64"], task["result_base64"]) == (encoded, encoded)
+
+
+class Screen(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _task(task_id: str, data: bytes, **about: object) -> dict[str, object]:
+    none: dict[str, object] = dict.fromkeys(one.name for one in msgspec.structs.fields(TaskView))
+    none |= dict.fromkeys(("priority", "at_ms", "attempts", "claims_left_out", "updates"), 0)
+    none |= {"queue": "mail", "format": "json", "depends": [], "claims": [], "created_ms": 1_800_000_000_000}
+    return none | {"id": bytes.fromhex(task_id), "data": data} | about
+
+
+def test_a_terminal_shows_each_task_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line has the function and the error, which ends where the terminal does. Ids have the digits they need."""
+    retried = dict.fromkeys(one.name for one in msgspec.structs.fields(ClaimOfTask)) | {"given_up": False}
+    retried |= {"token": 7, "attempt": 1, "worker": "w", "outcome": "failed", "error": "ValueError: " + "no host " * 20}
+    tasks = [
+        _task("01a220d807ff001d" + "0" * 24, b"[1]", state="ready"),
+        _task("01a220d807ff001d4" + "0" * 23, b'{"task": "send"}', state="scheduled", claims=[retried], attempts_max=3),
+    ]
+    monkeypatch.setattr(
+        Context, "client", lambda _: nullcontext(SimpleNamespace(call=lambda *_: {"tasks": tasks, "after": None}))
+    )
+    monkeypatch.setattr("onyxq.interfaces.cli.context.time.time", lambda: 1_800_000_120)
+    for name, text in {"COLUMNS": "100", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    assert run(["task", "list"]) == 0
+    head, raw, call = screen.getvalue().splitlines()
+    assert head.split() == ["id", "function", "queue", "state", "created", "attempt", "last", "error"]
+    assert raw.split() == ["01a220d807ff001d0", "-", "mail", "ready", "2", "min", "ago", "0", "-"]
+    assert call.startswith(
+        "01a220d807ff001d4  send      mail   scheduled  2 min ago  1 of 3   ValueError: no host no h"
+    )
+    assert len(call) == 100 and call.endswith("…")
 
 
 @pytest.mark.parametrize(

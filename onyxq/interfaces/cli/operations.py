@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ from onyxq.core.errors import BadRequest, NotFound, OnyxqError
 from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.history import words
+from onyxq.history.calls import call_of
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
-from onyxq.interfaces.cli.context import Context, age, clock, moment, task_id
+from onyxq.interfaces.cli.context import ID_DIGITS, Context, age, clock, found_id, moment
 from onyxq.interfaces.cli.output import cell
 from onyxq.interfaces.cli.tasks import brief, is_printable, payload_given
 from onyxq.operations.table.json_form import arguments, from_text, json_text
@@ -25,6 +27,8 @@ from onyxq.system.durations import is_duration, milliseconds
 from onyxq.system.settings import did_you_mean
 
 PAGE_ITEMS = 500
+SHORT_ID_DIGITS = 16
+"""Fewest digits of an id in a list on a terminal: its time and its partition."""
 NO_LIMIT = ("none", "null", "forever")
 YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 
@@ -48,14 +52,18 @@ def run(context: Context) -> None:
 
 def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, args: Any) -> None:
     """Print pages of items up to the limit; with ``--all``, print each item as it arrives."""
-    after = task_id(context.args.after, field="after") if context.args.after else None
+    after = None
     left = None if context.args.all else context.limit()
     name = _items(operation.result)
     found: dict[str, Any] = {name: [], "after": None}
     order = {"newest_first": not context.args.oldest_first} if hasattr(context.args, "oldest_first") else {}
     rows: list[dict[str, Any]] = []
     is_empty = True
+    is_short = bool(verb.terminal) and context.out.on_terminal and not context.args.all
+    columns = verb.terminal if is_short else verb.columns
     with context.client() as client:
+        if context.args.after:
+            after = found_id(client, context.args.after, field="after")
         while left is None or left > 0:
             size = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
             page = _called(client, operation, msgspec.structs.replace(args, after=after, limit=size, **order))
@@ -63,7 +71,7 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
             is_empty = is_empty and not items
             for one in items:
                 shown = _document(one)
-                row = _row(one, shown, verb.columns)
+                row = _row(one, shown, columns)
                 if left is None:
                     context.out.line(shown, "  ".join(cell(row[column]) for column in verb.columns))
                 else:
@@ -76,7 +84,18 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
             _note_unknown_queue(context, client, args.queue)
     if not context.args.all:
         found["after"] = after.hex() if after else None
-        context.out.table(found, rows, verb.columns, empty=verb.empty + _conditions(context, operation, verb))
+        rows = _with_short_ids(rows) if is_short else rows
+        empty = verb.empty + _conditions(context, operation, verb)
+        context.out.table(found, rows, columns, empty=empty, cut=is_short)
+
+
+def _with_short_ids(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with the first digits of their ids, as many as the rows need to differ; commands take these too."""
+    ids = {row["id"] for row in rows}
+    digits = next(
+        size for size in range(SHORT_ID_DIGITS, ID_DIGITS + 1) if len({one[:size] for one in ids}) == len(ids)
+    )
+    return [{**row, "id": row["id"][:digits]} for row in rows]
 
 
 def _note_unknown_queue(context: Context, client: Any, queue: str) -> None:
@@ -220,7 +239,7 @@ def show(context: Context, result: msgspec.Struct, columns: tuple[str, ...] = ()
 def _row(value: msgspec.Struct, shown: dict[str, Any], columns: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the fields of a struct for people: times and ages in words, short data, and maps as further fields.
 
-    ``columns``: also its properties of these names.
+    ``columns``: also its properties of these names, and what only a terminal has of a task.
     """
     out: dict[str, Any] = {}
     for name, member in members(type(value)).items():
@@ -239,4 +258,18 @@ def _row(value: msgspec.Struct, shown: dict[str, Any], columns: tuple[str, ...] 
             out |= shown[name]
         elif name in shown:
             out[name] = member.marks.get("null", shown[name]) if item is None else shown[name]
-    return out | {name: getattr(value, name) for name in columns if name not in out}
+    also = {name: _TERMINAL.get(name) or attrgetter(name) for name in columns if name not in out}
+    return out | {name: read(value) for name, read in also.items()}
+
+
+def _function(task: Any) -> str:
+    call = call_of(task.data)
+    return "" if call is None else call.function
+
+
+def _last_error(task: Any) -> str | None:
+    return task.error or (task.claims[-1].error if task.claims else None)
+
+
+_TERMINAL: dict[str, Callable[[Any], Any]] = {"function": _function, "last_error": _last_error}
+"""Column of a list of tasks on a terminal -> its value."""

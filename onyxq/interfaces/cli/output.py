@@ -86,8 +86,19 @@ class Output:
         self.end_progress()
         print(_lines(text), file=self._stdout, flush=flush)
 
-    def table(self, value: Any, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "") -> None:
-        """Print rows as a table with the named columns, or ``empty``; with ``--json`` the whole ``value``."""
+    def table(
+        self,
+        value: Any,
+        rows: Iterable[Mapping[str, Any]],
+        columns: Sequence[str],
+        *,
+        empty: str = "",
+        cut: bool = False,
+    ) -> None:
+        """Print rows as a table with the named columns, or ``empty``; with ``--json`` the whole ``value``.
+
+        ``cut``: on a terminal, each row is one line, and the last column is cut at its end.
+        """
         if self.as_json:
             self.document(value)
             return
@@ -100,7 +111,7 @@ class Output:
         heads = [visible(column.replace("_", " ")) for column in columns]
         right = [bool(cells) and all(_number(row[i]) for row in cells) for i in range(len(columns))]
         if terminal:
-            terminal.table(heads, cells, right)
+            terminal.table(heads, cells, right, cut=cut)
             return
         widths = [max(map(len, texts)) for texts in zip(heads, *cells, strict=True)]
         for row in (heads, *cells):

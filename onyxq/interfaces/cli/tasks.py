@@ -18,6 +18,7 @@ from onyxq.core.ids import TaskId, counter_of, make_id, ms_of, partition_of, wit
 from onyxq.core.texts import visible, whole
 from onyxq.history import words
 from onyxq.history.attempts import attempt_ms
+from onyxq.history.calls import call_of
 from onyxq.interfaces.cli.context import Context, clock, found_id, moment, task_id
 from onyxq.system.durations import is_duration, milliseconds
 
@@ -169,7 +170,7 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
         return
     claims = shown.pop("claims")
     payloads = {name: brief(shown, name, 200) for name in ("data", "result")}
-    said = {"attempt": words.attempt(task), "duration": _whole_duration(task), **_function(shown)}
+    said = {"attempt": words.attempt(task), "duration": _whole_duration(task), **_function(task)}
     if shown.pop("callback") is not None:
         said["callback"] = words.callback(task["callback"])
     rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result", *_IN_OTHER_WORDS))}
@@ -185,10 +186,10 @@ def print_task(context: Context, task: dict[str, Any]) -> None:
         _print_attempts(context, claims, task["claims_left_out"])
 
 
-def _function(shown: dict[str, Any]) -> dict[str, Any]:
+def _function(task: dict[str, Any]) -> dict[str, Any]:
     """Return the function of a task that is a call of one, as a field."""
-    data = shown.get("data")
-    return {"function": data["task"]} if isinstance(data, dict) and {"task", "args", "kwargs"} <= data.keys() else {}
+    call = call_of(task["data"])
+    return {} if call is None else {"function": call.function}
 
 
 _IN_OTHER_WORDS = ("retries", "attempts", "claims_left_out", "duration_ms")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import IO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -12,6 +13,10 @@ from rich.text import Text
 
 UNLIMITED_WIDTH = 1 << 20
 """Width in columns at which no line is broken."""
+GAP = 2
+"""Blanks between columns."""
+CUT_MIN = 10
+"""Narrowest column that is cut: the longest heading is as wide."""
 STATE_COLUMNS = ("state", "outcome")
 STYLES = {
     **dict.fromkeys(("ok", "completed", "joined", "fired"), "green"),
@@ -38,12 +43,19 @@ class Terminal:
         )
         self._bar: Progress | None = None
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
-        """Print rows as a table, or one below the other if words do not fit; ``right``: how columns are aligned."""
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], *, cut: bool = False
+    ) -> None:
+        """Print rows as a table, or one below the other if words do not fit; ``right``: how columns are aligned.
+
+        ``cut``: each row is one line, and the last column is cut at the end of the line.
+        """
+        if cut and (room := self._console.width - _width(columns, rows)) >= CUT_MIN:
+            rows = [(*row[:-1], _cut(row[-1], room)) for row in rows]
         table = _grid(header=True)
         for number, name in enumerate(columns):
             # A column of single words keeps its width. Where there are blanks, lines may be broken.
-            whole = not any(" " in text for text in (name, *(row[number] for row in rows)))
+            whole = cut or not any(" " in text for text in (name, *(row[number] for row in rows)))
             table.add_column(name, justify="right" if right[number] else "left", overflow="fold", no_wrap=whole)
         for row in rows:
             table.add_row(*map(_styled, columns, row))
@@ -96,8 +108,22 @@ class Terminal:
 
 
 def _grid(*, header: bool) -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header)
+    return Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=header)
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of all columns but the last one, with the gaps between columns."""
+    texts = list(zip(columns, *rows, strict=True))[:-1]
+    return sum(max(map(cell_len, column)) + GAP for column in texts)
+
+
+def _cut(text: str, width: int) -> str:
+    cut = Text(text)
+    cut.truncate(width, overflow="ellipsis")
+    return cut.plain
 
 
 def _styled(name: str, text: str) -> Text:
-    return Text(text, STYLES.get(text, "") if name in STATE_COLUMNS else "")
+    styled = Text()  # A style of the whole text would also be that of the blanks after it.
+    styled.append(text, STYLES.get(text, "") if name in STATE_COLUMNS else "")
+    return styled

@@ -16,10 +16,9 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.ids import callback_of, is_callback
 from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.history import words
+from onyxq.history.calls import FunctionCall, call_of
 from onyxq.interfaces.dashboard.rendering import beginning
 
-CALL_BYTES_MAX = 64 * 1024
-"""Largest data that is read as a call."""
 TITLE_CHARS, ARGUMENTS_CHARS = 80, 160
 """Most characters of a function's name and of its arguments in a list."""
 
@@ -45,11 +44,16 @@ def title(task: Mapping[str, Any]) -> Title:
     """Return the title of a task from its data."""
     if task["queue"] == TIMERS_QUEUE:
         return _of_timer(task)
-    call = _call(task["data"])
+    call = call_of(task["data"])
     if call is None:
         return Title(None, beginning(task["data"]) or "no data")
-    given = [*map(_shown, call.get("args", ())), *(f"{name}={_shown(one)}" for name, one in call["kwargs"].items())]
-    return Title(call["task"], words.brief(", ".join(given), ARGUMENTS_CHARS), call["task"])
+    return Title(call.function, arguments_of(call), call.function)
+
+
+def arguments_of(call: FunctionCall) -> str:
+    """Return the beginning of the arguments of a call."""
+    given = [*map(_shown, call.args), *(f"{name}={_shown(one)}" for name, one in call.kwargs.items())]
+    return words.brief(", ".join(given), ARGUMENTS_CHARS)
 
 
 def _of_timer(task: Mapping[str, Any]) -> Title:
@@ -62,20 +66,6 @@ def _of_timer(task: Mapping[str, Any]) -> Title:
         return Title(task["unique_key"], "")
     target = words.brief(f"{callback.method.upper()} {callback.uri}", ARGUMENTS_CHARS)
     return Title(task["unique_key"], target, target)
-
-
-def _call(data: bytes) -> dict[str, Any] | None:
-    if len(data) > CALL_BYTES_MAX:
-        return None
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    if not (isinstance(found, dict) and isinstance(found.get("task"), str) and found["task"]):
-        return None
-    arguments = (found.get("args", []), found.get("kwargs", {}))
-    is_call = isinstance(arguments[0], list) and isinstance(arguments[1], dict)
-    return {"task": found["task"], "args": arguments[0], "kwargs": arguments[1]} if is_call else None
 
 
 def _shown(value: Any) -> str:

@@ -123,6 +123,8 @@ class Verb:
     """The operation whose answer it prints afterwards."""
     columns: tuple[str, ...] = ()
     """Columns of a list: members and properties of an item. Or fields of one thing in their order; none: all."""
+    terminal: tuple[str, ...] = ()
+    """Columns of a list of tasks on a terminal, where each has one line; the last one is cut. None: as elsewhere."""
     empty: str = ""
     """Text for an empty list; empty: the answer is not a list."""
     says: str = ""

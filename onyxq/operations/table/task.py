@@ -59,9 +59,7 @@ class ClaimOfTask(Result):
     worker: str
     start_ms: Annotated[int | None, Meta(extra=MOMENT)]
     end_ms: Annotated[int | None, Meta(extra=MOMENT)]
-    duration_ms: Annotated[
-        int | None, Meta(description="From its grant to its end. The function itself ran a little shorter.")
-    ]
+    duration_ms: Annotated[int | None, Meta(description="From its grant to its end.")]
     outcome: Annotated[
         str | None,
         Meta(description="completed, failed, released, expired or cancelled; null: it is held."),
@@ -99,13 +97,7 @@ class TaskView(Result):
     ]
     started_ms: Annotated[int | None, Meta(description="When it was claimed first.", extra=MOMENT)]
     finished_ms: Annotated[int | None, Meta(extra=MOMENT)]
-    duration_ms: Annotated[
-        int | None,
-        Meta(
-            description="From the first start to the end, with the pauses between attempts. Each claim has its own.",
-            extra={"duration": True},
-        ),
-    ]
+    duration_ms: Annotated[int | None, Meta(description="First start to end, with pauses.", extra={"duration": True})]
     attempts: Annotated[int, Meta(description="Number of attempts that failed or whose lease expired.")]
     attempts_max: Annotated[
         int | None, Meta(description="Attempts until it fails for good.", extra={"null": "no limit"})
@@ -452,6 +444,7 @@ LIST_TASKS = Operation(
             about="list tasks, the newest first",
             example="--queue mail --state failed --since 2026-10-25T14:00:00Z --where 'no such host'",
             columns=("id", "queue", "state", "attempt", "created", "at", "duration", "data"),
+            terminal=("id", "function", "queue", "state", "created", "attempt", "last_error"),
             empty="no tasks",
             pages=True,
         ),
@@ -556,6 +549,7 @@ LIST_DEAD = Operation(
             about="list dead letters, the newest first",
             example="--queue mail --where 'no such host'",
             columns=("id", "queue", "attempt", "created", "finished", "error", "data"),
+            terminal=("id", "function", "queue", "finished", "attempt", "last_error"),
             empty="no dead letters",
             pages=True,
         ),
