@@ -88,6 +88,11 @@ def attempt(task: Args) -> str:
     return attempt_of(task["claims"][-1]["attempt"] if task["claims"] else 0, task["attempts_max"])
 
 
+def worker_state(worker: Args) -> str:
+    """Return ``busy`` for a worker that has tasks, ``idle`` for one that only waits for some."""
+    return "busy" if worker["claimed"] else "idle"
+
+
 def ending(claim: Args) -> str:
     """Return how an attempt ended, for people."""
     outcome = claim["outcome"]

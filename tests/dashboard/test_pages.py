@@ -250,10 +250,10 @@ def test_who_works_is_listed(world: Filled, http: httpx.Client) -> None:
         client.claim("runs", worker="shop-1.example.com:77", lease_ms=3_600_000, wait_ms=30_000)
     tree = parsed(http.get("/ui/workers").text)
     found_rows = [" ".join(texts(row).split()) for body in found(tree, "tbody") for row in body]
-    assert any(row.startswith("worker <1> 2 0") for row in found_rows)
-    assert any(re.match(r"shop-1.example.com:77 1 0 shop.charge \d+ m?s", row) for row in found_rows)
+    assert any(row.startswith("worker <1> busy 2 ") for row in found_rows)
+    assert any(re.match(r"shop-1.example.com:77 busy 1 shop.charge \d+ m?s", row) for row in found_rows)
     heads = [" ".join(texts(one).split()) for one in found(tree, "h2")]
-    assert "shop-1.example.com 1 worker, 1 claim, 0 more asked for" in heads
+    assert "shop-1.example.com 1 worker, 1 busy with 1 task" in heads
 
 
 def test_a_queue_says_its_limits_and_pace(world: Filled, http: httpx.Client) -> None:

@@ -95,6 +95,22 @@ def test_a_terminal_shows_each_task_in_one_line(monkeypatch: pytest.MonkeyPatch)
     assert len(call) == 100 and call.endswith("…")
 
 
+def test_a_terminal_tells_busy_workers_from_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows how many tasks a worker has, and not how many further ones it asks for."""
+    about = {"next_deadline_in_ms": None, "newest_token": None, "waits": 1, "free": 11, "waits_for": ["mail"]}
+    busy = about | {"worker": "a:1", "claimed": 2, "waits": 0, "free": 0, "waits_for": [], "next_deadline_in_ms": 9_500}
+    found = {"workers": [busy, about | {"worker": "a:2", "claimed": 0}], "all": 2, "silent": []}
+    monkeypatch.setattr(Context, "call", lambda *_: found)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    assert run(["worker", "list"]) == 0
+    assert [line.split() for line in screen.getvalue().splitlines()] == [
+        ["worker", "state", "tasks", "waits", "for", "next", "lease", "ends", "in"],
+        ["a:1", "busy", "2", "-", "9", "s"],
+        ["a:2", "idle", "0", "mail", "-"],
+    ]
+
+
 @pytest.mark.parametrize(
     "data", [b"[" * 200 + b"]" * 200, b'{"x": [0.5, null, "\xc3\xa4"]}', b"12"], ids=["deep", "mixed", "number"]
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onyxq.core.errors import BadRequest, TimedOut
 from onyxq.interfaces.cli.context import Context, age, found_id
 from onyxq.interfaces.cli.tasks import brief, presented
+from onyxq.interfaces.cli.views import worker_table
 from onyxq.system.durations import milliseconds
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _print(context: Context, found: dict[str, Any], rates: Mapping[str, float]) 
     out.table(None, rows, columns, empty="no queues")
     _print_rest(context, found, "queues")
     out.text("")
-    out.table(None, found["workers"], ("worker", "claimed", "waits", "waits_for"), empty="no workers")
+    worker_table(context, None, found["workers"], ("worker", "claimed", "waits", "waits_for"))
     _print_rest(context, found, "workers")
 
 

@@ -20,7 +20,7 @@ CUT_MIN = 10
 STATE_COLUMNS = ("state", "outcome")
 STYLES = {
     **dict.fromkeys(("ok", "completed", "joined", "fired"), "green"),
-    **dict.fromkeys(("claimed", "running"), "cyan"),
+    **dict.fromkeys(("claimed", "running", "busy"), "cyan"),
     **dict.fromkeys(("scheduled", "waiting"), "blue"),
     **dict.fromkeys(("warning", "cancelled", "killed", "expired"), "yellow"),
     **dict.fromkeys(("failed", "unknown"), "bold red"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onyxq.history import words
 from onyxq.interfaces.cli.context import Context, age
 
 
@@ -25,14 +26,21 @@ def worker_list(context: Context) -> None:
     """Print the workers, those with the most claims first."""
     found = context.call("workers")
     rows = [{**one, "next_lease_ends_in": age(one["next_deadline_in_ms"])} for one in found["workers"]]
-    columns = ("worker", "claimed", "next_lease_ends_in", "waits", "waits_for")
-    context.out.table(found, rows, columns, empty="no workers")
+    worker_table(context, found, rows, ("worker", "claimed", "next_lease_ends_in", "waits", "waits_for"))
     if context.out.as_json:
         return
     if rest := found["all"] - len(rows):
         context.out.note(f"and {rest} more workers")
     if found["silent"]:
         context.out.note("nodes that did not answer: " + ", ".join(found["silent"]))
+
+
+def worker_table(context: Context, found: Any, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    """Print workers: on a terminal whether each is busy, how many tasks it has, and where it waits for tasks."""
+    if context.out.on_terminal:
+        rows = [{**one, "state": words.worker_state(one), "tasks": one["claimed"]} for one in rows]
+        columns = ("worker", "state", "tasks", "waits_for", *(one for one in columns if one == "next_lease_ends_in"))
+    context.out.table(found, rows, columns, empty="no workers")
 
 
 def cluster_show(context: Context) -> None:

@@ -247,6 +247,7 @@ def _environment() -> Environment:
         "ending": words.ending,
         "callback": words.callback,
         "summary": words.summary,
+        "worker_state": words.worker_state,
     }
     made.filters.update(filters)
     made.globals |= {"link": link, "ENQUEUE": ENQUEUE}

@@ -30,9 +30,9 @@ class Host:
         return sum(int(one["claimed"]) for one in self.workers)
 
     @property
-    def free(self) -> int:
-        """Number of further tasks that its workers ask for."""
-        return sum(int(one["free"]) for one in self.workers)
+    def busy(self) -> int:
+        """Number of its workers that hold tasks."""
+        return sum(one["claimed"] > 0 for one in self.workers)
 
 
 async def get_workers(call: Call) -> Response:
