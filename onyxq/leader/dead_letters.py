@@ -32,6 +32,9 @@ PAGE_TASKS = 64
 PATIENCE_S = 4.0
 """Longest wait of a requeue request for the log, in seconds."""
 
+RUN_AGAIN = "To run it again, enqueue a task with the same data: its page on the dashboard has a button for that."
+WAIT_OR_CANCEL = "A retry that is left comes automatically. To call the task off, cancel it."
+
 Group = tuple[PartitionLeader, list[tuple[int, reopen_tasks.Reopened]]]
 """The tasks that one entry requeues, each with its place in the request."""
 
@@ -81,7 +84,7 @@ class DeadLetters:
                 self._check_requeueing(task_id)
                 if self._is_reopened(task_id):
                     continue
-                self._check_dead(task_id)
+                self._check_dead(task_id, "retried")
                 leader.check_new(task_id)
                 reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
                 work.setdefault(leader.partition, []).append((place, reopened))
@@ -202,7 +205,7 @@ class DeadLetters:
         if (again := repeated_cancel(self._host.store, task_id, leader.mark)) is not None:
             return again
         self._check_requeueing(task_id)
-        self._check_dead(task_id)
+        self._check_dead(task_id, "discarded")
         row = self._host.store.task_row(task_id)
         if row is not None:
             self._state.keys.note(task_id, row[1])
@@ -227,12 +230,14 @@ class DeadLetters:
     def _was_reopened(self, task_id: TaskId) -> bool:
         return any(one.event == facts.REOPENED for one in history_of(self._host.store, task_id))
 
-    def _check_dead(self, task_id: TaskId) -> None:
-        """Raise `NotFound` or `Conflict` unless a task is a dead letter."""
+    def _check_dead(self, task_id: TaskId, verb: str) -> None:
+        """Raise `NotFound` or `Conflict` unless a task is a dead letter; ``verb``: what is done only to these."""
         if self._host.store.task_row(task_id) is None:
             raise missing(self._host.store, task_id, "ids")
         partition, before = partition_of(task_id), (int.from_bytes(task_id, "big") - 1).to_bytes(len(task_id), "big")
         if task_id not in self._host.store.failed(partition, after=before, limit=1):
-            done = self._finished(task_id) and self._was_reopened(task_id)
-            since = ": it was requeued and finished since" if done else ""
-            raise Conflict(f"task {task_id.hex()} is not a dead letter{since}", field="ids")
+            done = self._done(task_id) if self._finished(task_id) else None
+            state = "not finished" if done is None else facts.OUTCOMES[done.outcome]
+            since = " since it was requeued" if done is not None and self._was_reopened(task_id) else ""
+            problem = f"task {task_id.hex()} is {state}{since}: only failed tasks can be {verb}"
+            raise Conflict(problem, field="ids", hint=RUN_AGAIN if done else WAIT_OR_CANCEL)

@@ -127,7 +127,12 @@ def test_a_failed_task_is_retried(line: Line, queue: str) -> None:
     task = failed(line, queue)
     assert line.json("task", "retry", task)["count"] == 1
     assert line.json("task", "get", task)["state"] == "ready"
-    assert line.code("task", "retry", enqueued(line, f"{queue}-other")) == 4
+    assert line.code("task", "retry", (other := enqueued(line, f"{queue}-other"))) == 4
+    assert f"task {other} is not finished: only failed tasks can be retried" in line.said.err
+    [claim] = line.json("task", "claim", queue, "--wait", "20s")["claims"]
+    assert line.code("task", "complete", task, "--token", str(claim["token"])) == 0
+    assert line.code("task", "retry", task) == line.code("dead", "discard", task) == 4
+    assert f"task {task} is completed since it was requeued: only failed tasks can be discarded\nhint: To run it again" in line.said.err
 
 
 def test_wait_tells_outcomes_by_its_exit_code(line: Line, queue: str) -> None:
