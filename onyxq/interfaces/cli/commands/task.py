@@ -37,8 +37,8 @@ PRIORITY = option(
     "--priority", type=int, default=0, metavar="N", help="tasks with a higher priority run first (default 0)"
 )
 OLDEST_FIRST = option("--oldest-first", action="store_true", help="in the order of the ids: the oldest first")
-EVERY = option("--every", default="2s", metavar="TIME", help="with --watch: pause before the next output (default 2s)")
-WATCH = (option("--watch", action="store_true", help="repeat the command until Ctrl-C"), EVERY)
+EVERY = option("--every", default="2s", metavar="TIME", help="pause before the next output (default 2s)")
+WATCH = (option("--watch", action="store_true", help="repeat the command until Ctrl-C, see --every"), EVERY)
 TIMEOUT = option("--timeout", metavar="TIME", help="longest wait; then exit with code 6 (default: no limit)")
 PAGING = (
     option("--after", metavar="ID", help="start after this id, in the order of the list"),
