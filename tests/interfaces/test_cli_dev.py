@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from onyxq.errors import BadRequest
+from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.output import Output
+from onyxq.interfaces.cli.processes.dev import announce
+from onyxq.interfaces.daemon import PeerAddresses
 from onyxq.interfaces.local_cluster import address_after
 from tests.interfaces.test_cli_live import FREE, started
 
@@ -99,6 +106,22 @@ def test_a_banner_says_where_things_are_and_what_is_next(tmp_path: Path) -> None
     assert f"http://{ready['http']}/" in said
     assert f"onyxq worker start MODULE:APP --connect {ready['listen']}" in said
     assert archive.is_dir()
+
+
+def test_a_terminal_gets_no_line_for_programs() -> None:
+    """A program that reads a pipe waits for the ready line. Ids of peers tell a person nothing."""
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen, peer = Screen(), PeerAddresses("p1", "n1", "127.0.0.1:7400", "127.0.0.1:7480", "127.0.0.1:7490")
+    texts = SimpleNamespace(text=lambda _: "", args=SimpleNamespace(app=None))
+    for stream in (screen, io.StringIO()):
+        out = Output(as_json=False, environment={"NO_COLOR": "1"}, stdout=stream, stderr=screen)
+        announce(cast(Context, SimpleNamespace(out=out, **vars(texts))), [peer], None)
+        assert (stream.getvalue().startswith("ready peer=p1 ")) == (stream is not screen)
+    assert screen.getvalue().startswith("OnyxQ ") and "  task store 127.0.0.1:7490\n" in screen.getvalue()
 
 
 @pytest.mark.long

@@ -132,7 +132,10 @@ def test_a_failed_task_is_retried(line: Line, queue: str) -> None:
     [claim] = line.json("task", "claim", queue, "--wait", "20s")["claims"]
     assert line.code("task", "complete", task, "--token", str(claim["token"])) == 0
     assert line.code("task", "retry", task) == line.code("dead", "discard", task) == 4
-    assert f"task {task} is completed since it was requeued: only failed tasks can be discarded\nhint: To run it again" in line.said.err
+    assert (
+        f"task {task} is completed since it was requeued: only failed tasks can be discarded\nhint: To run it again"
+        in line.said.err
+    )
 
 
 def test_wait_tells_outcomes_by_its_exit_code(line: Line, queue: str) -> None:

@@ -68,7 +68,7 @@ def dev(context: Context) -> int | None:
     async def serve(stop: trio.Event) -> None:
         async with cluster:
             found = [node.addresses for node in cluster.nodes if node.addresses is not None]
-            _tell(context, found, data)
+            announce(context, found, data)
             if cluster.copies < min(COPIES, peers):
                 copies = f"{cluster.copies} {'copy' if cluster.copies == 1 else 'copies'}"
                 context.out.note(f"this cluster keeps {copies} of each task; more peers add no copies")
@@ -125,10 +125,11 @@ class WorkerProcess:
             self._process.send_signal(number)
 
 
-def _tell(context: Context, peers: Sequence[PeerAddresses], data: str | None) -> None:
-    """Print the ready line of each peer, and for people what runs and what to do next."""
+def announce(context: Context, peers: Sequence[PeerAddresses], data: str | None) -> None:
+    """Print the ready line of each peer for a program that reads it, and for people what runs and what to do next."""
     document = {"ready": True, "peers": [shown(peer) for peer in peers]}
-    context.out.line(document, "\n".join(f"ready {words(peer)}" for peer in peers))
+    if context.out.as_json or not (context.out.on_terminal and context.out.notes_on_terminal):
+        context.out.line(document, "\n".join(f"ready {words(peer)}" for peer in peers))
     if not context.out.as_json:
         for line in banner(context, peers, data):
             context.out.note(line)
@@ -146,6 +147,8 @@ def banner(context: Context, peers: Sequence[PeerAddresses], data: str | None) -
     ]
     if first.http:
         lines += [f"  dashboard  {scheme}://{first.http}/", f"  HTTP API   {scheme}://{first.http}/docs"]
+    if first.taskstore:
+        lines.append(f"  task store {first.taskstore}")
     lines.append(f"  data       {data or 'temporary: deleted when this command ends (keep it with --data DIR)'}")
     if context.args.app:
         return [*lines, f"Ctrl-C stops the worker of {context.args.app} and the cluster"]
