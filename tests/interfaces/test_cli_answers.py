@@ -186,6 +186,28 @@ def test_a_fraction_without_a_unit_is_no_number_of_milliseconds(text: str, capsy
     assert "lease_ms must be a whole number of milliseconds or a time like 30s" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "since_ms"), [("1h", 1_799_996_400_000), ("1800000000000", 1_800_000_000_000)])
+def test_a_list_begins_at_a_time_or_that_long_ago(text: str, since_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--since 1h`` is read as ``--delay 1h`` is, into the past."""
+    asked = []
+
+    def call(_: str, args: dict[str, object]) -> dict[str, object]:
+        asked.append(args)
+        return {"tasks": [], "after": None}
+
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(SimpleNamespace(call=call)))
+    monkeypatch.setattr("onyxq.interfaces.cli.operations.time.time", lambda: 1_800_000_000)
+    assert run(["task", "list", "--since", text]) == 0
+    assert asked[0]["since_ms"] == since_ms
+
+
+@pytest.mark.parametrize(("text", "said"), [("noon", "since: a time looks like"), ("1.5", "since needs a unit: 1.5s")])
+def test_a_time_that_cannot_be_read_names_its_option(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the field since_ms, which no option has."""
+    assert run(["task", "list", "--since", text, *NOWHERE]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly() -> None:
     """Also if the output is so short that it is written at the end."""
     reader, writer = os.pipe()

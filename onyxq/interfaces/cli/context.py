@@ -181,7 +181,7 @@ def found_id(client: Client, text: str, *, field: str = "id") -> bytes:
     return matches[0]
 
 
-def moment(text: str, *, field: str) -> int:
+def moment(text: str, *, field: str, hint: str | None = None) -> int:
     """Return milliseconds since the epoch, from such a number or an ISO 8601 time, which is local without a zone."""
     number = whole(text)
     if number is not None:
@@ -189,7 +189,7 @@ def moment(text: str, *, field: str) -> int:
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
-        raise BadRequest(f"a time looks like 2031-05-01T12:00:00, not {text!r}", field=field) from None
+        raise BadRequest(f"a time looks like 2031-05-01T12:00:00, not {text!r}", field=field, hint=hint) from None
 
 
 def clock(ms: int | None) -> str:

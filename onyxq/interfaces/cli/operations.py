@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
@@ -190,8 +191,19 @@ def parsed(member: Member, text: str) -> Any:
     if isinstance(node, inspect.FloatType):
         return from_text(member, text.removesuffix("/s"))
     if isinstance(node, inspect.IntType) and "ms" in name.split("_") and whole(text) is None:
-        return moment(text, field=name) if "moment" in member.marks else _milliseconds(name, text)
+        return _past_moment(name, text) if "moment" in member.marks else _milliseconds(name, text)
     return from_text(member, text)
+
+
+def _past_moment(name: str, text: str) -> int:
+    """Return milliseconds since the epoch: of a time, or of the time that long ago for a duration such as ``1h``."""
+    option = name.removesuffix("_ms")
+    if not is_duration(text):
+        hint = "Or write how long ago it was, such as 30m, 1h or 2d."
+        return moment(text, field=option, hint=hint)
+    if text.strip()[-1].isdigit():
+        raise BadRequest(f"{option} needs a unit: {text.strip()}s, for that many seconds ago", field=option)
+    return max(0, round(time.time() * 1000) - milliseconds(text, field=option))
 
 
 def _milliseconds(name: str, text: str) -> int:

@@ -67,6 +67,8 @@ def _options(member: Member, verb: Verb) -> list[Option]:
         return [option(member.name, metavar=member.name.upper(), help=about or None, **number)]
     name = member.name.removesuffix("_ms") if "moment" in member.marks else member.name
     flag = f"--{name.replace('_', '-')}"
+    if "moment" in member.marks:
+        about += ": such as 2031-05-01T12:00, or 1h for an hour ago"
     if isinstance(member.node, inspect.BoolType):
         return [option(flag, action="store_true", default=None, help=about)]
     if "caller" in member.marks:
