@@ -35,6 +35,11 @@ def visible(text: str, *, keep: str = "") -> str:
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 task``, ``12 tasks``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def attempt_of(number: int, most: int | None) -> str:
     """Return ``2 of 6`` for the second of at most six attempts; ``most`` None: no limit, and only ``2``."""
     return f"{number} of {most}" if most is not None else str(number)

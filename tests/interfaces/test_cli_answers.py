@@ -112,6 +112,41 @@ def test_a_terminal_tells_busy_workers_from_idle_ones(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("typed", "answer", "people", "piped"),
+    [
+        ("periodic remove nightly", {}, "removed nightly", "removed"),
+        (
+            f"task retry {'0a' * 20}",
+            {"count": 1, "results": [{"id": b"\n" * 20, "ok": True}]},
+            f"requeued task {'0a' * 20}",
+            "requeued: 1",
+        ),
+        ("dead requeue --queue mail", {"count": 1}, "requeued 1 dead letter", "requeued: 1"),
+        ("queue purge mail --yes", {"count": 2, "more": False}, "cancelled 2 tasks of mail", "cancelled: 2"),
+        (f"task cancel {'0a' * 20}", {"results": [None]}, f"cancelled task {'0a' * 20}", "done"),
+    ],
+)
+def test_a_terminal_names_what_was_changed(
+    typed: str, answer: dict[str, object], people: str, piped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts get the words that they know."""
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(SimpleNamespace(call=lambda *_: answer)))
+    monkeypatch.setenv("NO_COLOR", "1")
+    for stream, said in ((Screen(), people), (io.StringIO(), piped)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run(typed.split()) == 0
+        assert stream.getvalue() == f"{said}\n"
+
+
+def test_one_task_is_no_tasks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A purge tells what it would cancel, in good grammar."""
+    answer = {"depth": {"ready": 1, "scheduled": 0, "waiting": 0}}
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(SimpleNamespace(call=lambda *_: answer)))
+    assert run(["queue", "purge", "mail"]) == 2
+    assert "this would cancel 1 task of mail (1 ready, 0 scheduled, 0 waiting)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "data", [b"[" * 200 + b"]" * 200, b'{"x": [0.5, null, "\xc3\xa4"]}', b"12"], ids=["deep", "mixed", "number"]
 )
 def test_data_that_is_json_is_printed_as_its_value(data: bytes) -> None:

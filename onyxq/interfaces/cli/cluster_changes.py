@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.client.pool import RETRYABLE
 from onyxq.core.errors import BadRequest, NotFound, Unavailable
+from onyxq.core.texts import counted
 from onyxq.interfaces.cli.context import Context
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def peer_leave(context: Context) -> None:
         if answer.get("warning"):
             context.out.note(f"warning: {answer['warning']}")
         if not permanent or context.args.no_wait:
-            context.out.result({"peer": peer, "leaving": True, **answer}, "leaving")
+            context.out.result({"peer": peer, "leaving": True, **answer}, "leaving", people=f"{peer} is leaving")
             return
         _watch(context, client, peer, node)
     context.out.result({"peer": peer, "node": node, "left": True}, "left; other nodes have all its copies")
@@ -97,12 +98,13 @@ def queue_purge(context: Context) -> None:
         if not context.args.yes:
             depth = client.call("queue.get", {"queue": queue, "known": True})["depth"]
             left = {name: depth[name] for name in ("ready", "scheduled", "waiting")}
-            counted = ", ".join(f"{count} {name}" for name, count in left.items())
-            problem = f"this would cancel {sum(left.values())} tasks of {queue} ({counted})"
+            parts = ", ".join(f"{count} {name}" for name, count in left.items())
+            problem = f"this would cancel {counted(sum(left.values()), 'task')} of {queue} ({parts})"
             raise BadRequest(problem, hint=f"To cancel them: onyxq queue purge {queue} --yes")
         count, more = 0, True
         while more:
             answer = client.call("queue.purge", {"queue": queue})
             count, more = count + answer["count"], answer["more"]
             context.out.progress(f"cancelled: {count}")
-    context.out.result({"queue": queue, "count": count}, f"cancelled: {count}")
+    people = f"cancelled {counted(count, 'task')} of {queue}"
+    context.out.result({"queue": queue, "count": count}, f"cancelled: {count}", people=people)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onyxq.core.errors import BadRequest, Conflict, from_map
+from onyxq.core.texts import counted
 from onyxq.interfaces.cli.context import Context, found_id
 from onyxq.interfaces.cli.tasks import print_task
 
@@ -37,7 +38,8 @@ def _change(context: Context, method: str, done: str) -> None:
         _change_named(context, method, done)
         return
     answer = context.call(method, {**filters, "all": bool(args.all)})
-    context.out.result(answer, f"{done}: {answer['count']}")
+    people = f"{done} {counted(answer['count'], 'dead letter')}"
+    context.out.result(answer, f"{done}: {answer['count']}", people=people)
     if answer.get("more"):
         context.out.note("there may be more: one request changes a limited number, so repeat the command")
 
@@ -55,7 +57,9 @@ def _change_named(context: Context, method: str, done: str) -> None:
     refused = [{**one, "message": one["detail"]} for one in results if not one["ok"]]
     if refused and len(results) == 1:
         raise from_map(refused[0])
-    context.out.result({"count": answer["count"], "results": results}, f"{done}: {answer['count']}")
+    people = f"{done} {counted(answer['count'], 'task')}" if len(results) > 1 else f"{done} task {results[0]['id']}"
+    said = {"count": answer["count"], "results": results}
+    context.out.result(said, f"{done}: {answer['count']}", people=people)
     for one in refused:
         context.out.note(f"{one['id']}: {one['detail']}")
     if refused:

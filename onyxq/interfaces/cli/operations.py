@@ -219,7 +219,7 @@ def _milliseconds(name: str, text: str) -> int:
 def _print(context: Context, verb: Verb, args: Any, result: msgspec.Struct) -> None:
     if verb.done:
         named = {member: getattr(args, member) for member in type(args).__struct_fields__}
-        context.out.result({**named, verb.done: True}, verb.done)
+        context.out.result({**named, verb.done: True}, verb.done, people=f"{verb.done} {next(iter(named.values()))}")
         return
     if verb.says and not context.out.as_json:
         context.out.text(verb.says.format_map(msgspec.structs.asdict(args)))

@@ -74,12 +74,12 @@ class Output:
         """Print one item of a stream at once: a JSON line, or the text."""
         self.text(json_text(value, separators=(",", ":")) if self.as_json else text, flush=True)
 
-    def result(self, value: Any, text: str) -> None:
-        """Print a single result: a JSON document, or the text."""
+    def result(self, value: Any, text: str, *, people: str = "") -> None:
+        """Print a single result: a JSON document, or the text; ``people``: the text on a terminal, if it differs."""
         if self.as_json:
             self.document(value)
         else:
-            self.text(text)
+            self.text(people if people and self.on_terminal else text)
 
     def text(self, text: str, *, flush: bool = False) -> None:
         """Print text on stdout."""

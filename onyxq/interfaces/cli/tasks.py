@@ -300,7 +300,7 @@ def task_cancel(context: Context) -> None:
     if context.args.claimed:
         asked["claimed"] = True
     refused = context.call("cancel", asked)["results"][0]
-    _answered(context, wanted, refused)
+    _answered(context, wanted, refused, "cancelled task")
 
 
 def presented(task: dict[str, Any]) -> dict[str, Any]:
@@ -363,15 +363,16 @@ def _finite(text: str) -> float:
 
 
 def _settle(context: Context, method: str, details: Any) -> None:
+    done = {"complete": "completed task", "fail": "recorded the failure of task", "renew": "renewed the claim of task"}
     first = context.task()
     refused = context.call(method, {"items": [[first, 1, *details]]})["results"][0]
-    _answered(context, first, refused[0][2] if refused else None)
+    _answered(context, first, refused[0][2] if refused else None, done[method])
 
 
-def _answered(context: Context, wanted: bytes, refused: dict[str, Any] | None) -> None:
+def _answered(context: Context, wanted: bytes, refused: dict[str, Any] | None, done: str) -> None:
     if refused:
         raise from_map(refused)
-    context.out.result({"id": wanted.hex(), "ok": True}, "done")
+    context.out.result({"id": wanted.hex(), "ok": True}, "done", people=f"{done} {wanted.hex()}")
 
 
 def _claimed(granted: Any) -> list[dict[str, Any]]:
