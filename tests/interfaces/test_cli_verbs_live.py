@@ -109,10 +109,19 @@ def test_an_empty_list_of_a_queue_that_does_not_exist_says_so(line: Line, queue:
     missing = f"there is no queue '{queue}'"
     for arguments in (["task", "list"], ["dead", "list"], ["task", "list", "--all"], ["task", "list", "--json"]):
         assert line.code(*arguments, "--queue", queue) == 0
-        assert line.said.err.strip() == missing
+        assert line.said.err.strip().partition(";")[0] == missing
     enqueued(line, queue)
     assert line.code("dead", "list", "--queue", queue) == 0
     assert line.said.err == ""
+
+
+def test_a_misspelt_queue_is_answered_with_the_one_that_was_meant(line: Line) -> None:
+    """A queue need not exist to be paused, or to have no tasks; so a slip succeeds, and must be noted."""
+    enqueued(line, "deliveries")
+    assert line.code("queue", "pause", "delivereis") == 0
+    assert line.said.err == "the queue delivereis has no tasks yet; did you mean deliveries?\n"
+    assert line.code("task", "list", "--queue", "delivery") == 0
+    assert line.said.err == "there is no queue 'delivery'; did you mean deliveries?\n"
 
 
 def test_dead_letters_begin_with_the_newest(line: Line, queue: str) -> None:

@@ -46,8 +46,8 @@ def run(context: Context) -> None:
         if verb.shows is not None:
             shown = {name: getattr(args, name) for name in verb.shows.members if name in operation.members}
             result = _called(client, verb.shows, verb.shows.args(**shown))
-    if verb.remark is not None and (remark := verb.remark(result)):
-        context.out.note(remark)
+        if verb.remark is not None and (remark := verb.remark(result)):
+            context.out.note(remark + _near_queue(client, getattr(args, "queue", "")))
     _print(context, verb, args, result)
 
 
@@ -104,9 +104,18 @@ def _note_unknown_queue(context: Context, client: Any, queue: str) -> None:
     try:
         client.call("queue.get", {"queue": queue, "known": True})
     except NotFound as error:
-        context.out.note(error.message)
+        context.out.note(error.message + _near_queue(client, queue))
     except OnyxqError:
         pass  # the list itself was read well
+
+
+def _near_queue(client: Any, queue: str) -> str:
+    """Return ``; did you mean ...?`` if the name of a queue with tasks is close to this one, else an empty text."""
+    try:
+        known = [str(one["queue"]) for one in client.call("queues", {})["queues"] if one["depth"]["total"]]
+    except OnyxqError:
+        return ""  # a credential may be for some queues only
+    return did_you_mean(queue, known)
 
 
 def _conditions(context: Context, operation: Operation[Any, Any], verb: Verb) -> str:
