@@ -24,6 +24,8 @@ EXIT_PIPE_CLOSED = 141
 
 def run(arguments: Sequence[str], *, private: bool = False) -> int:
     """Run one command and return its exit code; ``private``: keep its files unreadable for other users."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     args, unknown = build(COMMANDS, NOUNS, words=arguments).parse_known_args(arguments)
     if unknown:
         args.parser.unknown(unknown)

@@ -27,6 +27,14 @@ Option: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
 
 _NEGATIVE = re.compile(r"-[\d.]")
 """Beginning of a negative number or duration, which is the value of an option. No option begins like this."""
+_NO_COMMAND = "the following arguments are required: COMMAND"
+USUAL_NAMES = {
+    "status": ("top", "show", "list"),
+    "get": ("show",),
+    "ls": ("list",),
+    "delete": ("remove", "purge", "discard", "cancel", "destroy", "kill"),
+}
+"""Names of commands in other programs, and ours for the same thing: the first one that there is."""
 _CHOICE = re.compile(r"argument (?P<place>.*?): invalid choice: '(?P<word>.*?)' \(choose from (?P<all>.*)\)")
 
 
@@ -98,7 +106,10 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = _NEGATIVE
 
     def error(self, message: str) -> NoReturn:
-        """Print a message with suggestions, and exit with the code of a usage error."""
+        """Print a message with suggestions, and exit with the code of a usage error; without a command, print help."""
+        if message == _NO_COMMAND:
+            self.print_help(sys.stderr)
+            sys.exit(EXIT_USAGE)
         print(f"{self.prog}: {self._friendly(message)}", file=sys.stderr)
         print(f"hint: {self.prog} --help shows all commands and options.", file=sys.stderr)
         sys.exit(EXIT_USAGE)
@@ -112,7 +123,12 @@ class Parser(argparse.ArgumentParser):
         if choice:
             known = [word.strip(" '") for word in choice["all"].split(",")]
             place = "command" if choice["place"] == "COMMAND" else choice["place"]
-            meant = did_you_mean(choice["word"], known) or f"; choose from {', '.join(known)}"
+            usual = next((one for one in USUAL_NAMES.get(choice["word"], ()) if one in known), None)
+            meant = (
+                f"; did you mean {usual}?"
+                if usual
+                else did_you_mean(choice["word"], known) or f"; choose from {', '.join(known)}"
+            )
             return f"{place}: there is no {choice['word']!r}{meant}"
         if message.startswith("unrecognized arguments: "):
             word = message.split(": ", 1)[1].split()[0].partition("=")[0]
