@@ -133,7 +133,6 @@ def test_help_of_a_noun_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture
         (["status"], "did you mean top?"),
         (["queue", "get", "mail"], "did you mean show?"),
         (["queue", "delete", "mail"], "did you mean purge?"),
-        (["periodic", "delete", "nightly"], "did you mean remove?"),
     ],
 )
 def test_a_slip_is_answered_with_what_was_meant(
@@ -144,20 +143,6 @@ def test_a_slip_is_answered_with_what_was_meant(
         run(typed)
     assert ended.value.code == 2
     assert meant in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("typed", "code"),
-    [([], 2), (["help"], 0), (["task"], 2), (["help", "task"], 0), (["help", "task", "get"], 0)],
-    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
-)
-def test_without_a_command_the_help_is_printed(typed: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """It lists what can be typed. ``onyxq help`` is asked for, a missing command is misuse."""
-    with pytest.raises(SystemExit) as ended:
-        run(typed)
-    said = capsys.readouterr()
-    words = [one for one in typed if one != "help"]
-    assert ended.value.code == code and " ".join(["usage: onyxq", *words]) in (said.err if code else said.out)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from onyxq.core.limits import TIME_MS_MAX
+from onyxq.interfaces.cli.commands.all import COMMANDS, SECTIONS
 from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
@@ -304,3 +305,28 @@ def test_a_followed_log_ends_after_as_many_records_as_the_limit_allows(
     assert run(["log", "tail", "--follow", "--json", *options]) == 0
     found = [json.loads(line)["position"] for line in capsys.readouterr().out.splitlines()]
     assert found == list(range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [([], 2), (["help"], 0), (["task"], 2), (["help", "task"], 0), (["help", "task", "get"], 0)],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_without_a_command_the_help_is_printed(typed: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists what can be typed. ``onyxq help`` is asked for, a missing command is misuse."""
+    with pytest.raises(SystemExit) as ended:
+        run(typed)
+    said = capsys.readouterr()
+    words = [one for one in typed if one != "help"]
+    assert ended.value.code == code and " ".join(["usage: onyxq", *words]) in (said.err if code else said.out)
+
+
+def test_the_list_of_commands_has_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command is in one of them. What a new user needs is in the first one."""
+    names = [name for names in SECTIONS.values() for name in names]
+    assert sorted(names) == sorted({command.name.split()[0] for command in COMMANDS})
+    with pytest.raises(SystemExit):
+        run(["--help"])
+    shown = capsys.readouterr().out
+    first = shown[shown.index("everyday:") : shown.index("more kinds of work:")]
+    assert [line.split()[0] for line in first.splitlines()[1:] if line[2:3].strip()] == list(SECTIONS["everyday"])

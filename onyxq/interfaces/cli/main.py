@@ -11,7 +11,7 @@ from functools import partial
 from typing import NoReturn
 
 from onyxq.core.errors import OnyxqError, TimedOut, Unavailable
-from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS, SECTIONS
 from onyxq.interfaces.cli.context import Context, take_token
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.parser import Command, build
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
     """Run one command and return its exit code; ``private``: keep its files unreadable for other users."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    args, unknown = build(COMMANDS, NOUNS, words=arguments).parse_known_args(arguments)
+    args, unknown = build(COMMANDS, NOUNS, SECTIONS, words=arguments).parse_known_args(arguments)
     if unknown:
         args.parser.unknown(unknown)
     out = Output(as_json=args.json, environment=os.environ)

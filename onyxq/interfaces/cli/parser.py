@@ -104,6 +104,14 @@ class Parser(argparse.ArgumentParser):
         details.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **details)
         self._negative_number_matcher = _NEGATIVE
+        self.sections: dict[str, dict[str, str]] = {}
+        """Titles of the sections of its list of commands -> command -> what it does; none: the list has no sections."""
+
+    def format_help(self) -> str:
+        """Return the help, with the list of commands in its sections."""
+        if self.sections:
+            self.description = f"{self.description}\n\n{_listed(self.sections)}"
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print a message with suggestions, and exit with the code of a usage error; without a command, print help."""
@@ -151,21 +159,33 @@ class _Version(argparse.Action):
         sys.exit(0)
 
 
-def build(commands: Iterable[Command], nouns: Mapping[str, str], *, words: Collection[str] | None = None) -> Parser:
+def build(
+    commands: Iterable[Command],
+    nouns: Mapping[str, str],
+    sections: Mapping[str, Sequence[str]] | None = None,
+    *,
+    words: Collection[str] | None = None,
+) -> Parser:
     """Return the parser of all commands. It puts the parsed command into ``args.command``.
 
+    ``sections``: title -> first words of commands, for the help.
     ``words``: the command line. If given, only the commands that it may name are made whole, which is quicker.
     """
     top = Parser(
         prog="onyxq",
         description="A distributed task queue on a replicated log.",
-        epilog=f"example: onyxq demo\n\n{EXIT_CODES}",
+        epilog=f"onyxq COMMAND --help shows its options and an example.\n\n{EXIT_CODES}",
     )
     top.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version")
-    verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    shown: dict[str, Any] = {"title": "commands"}
+    if sections:
+        top.usage, shown = "onyxq [-h] [--version] COMMAND ...", {"prog": "onyxq", "help": argparse.SUPPRESS}
+    verbs = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, **shown)
     groups: dict[str, Any] = {}
+    about: dict[str, str] = {}
     for command in commands:
         noun, _, verb = command.name.rpartition(" ")
+        about.setdefault(noun or verb, nouns.get(noun, command.about))
         if noun and noun not in groups:
             group = verbs.add_parser(
                 noun, help=nouns[noun], description=_sentence(nouns[noun]), epilog=f"example: {command.example}"
@@ -178,7 +198,22 @@ def build(commands: Iterable[Command], nouns: Mapping[str, str], *, words: Colle
         )
         if words is None or verb in words:
             _add_options(parser, command)
+    top.sections = {title: {name: about[name] for name in names} for title, names in (sections or {}).items()}
     return top
+
+
+def _listed(sections: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a list of commands in sections, in lines that fit the terminal."""
+    import shutil
+    import textwrap
+
+    width, lines = shutil.get_terminal_size().columns - 2, list[str]()
+    for title, commands in sections.items():
+        lines += [f"{title}:"]
+        for name, text in commands.items():
+            lines += textwrap.wrap(f"{name:<11} {text}", width, initial_indent="  ", subsequent_indent=" " * 14)
+        lines += [""]
+    return "\n".join(lines[:-1])
 
 
 def _add_options(parser: Parser, command: Command) -> None:

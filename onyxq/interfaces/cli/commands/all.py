@@ -39,6 +39,15 @@ NOUNS = {
     "config": "show settings and their sources",
 }
 
+SECTIONS = {
+    "everyday": ("dev", "worker", "task", "queue", "dead", "periodic", "top", "demo"),
+    "more kinds of work": ("flow", "timer", "job", "outbox"),
+    "finished work": ("sql", "archive", "history"),
+    "operations": ("peer", "cluster", "doctor", "config", "zookeeper", "completion"),
+    "inside the cluster": ("log", "replica", "partition", "ring", "simulate"),
+}
+"""Sections of the list of commands: the first words of commands."""
+
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *LIMIT_SETTINGS, *SECRET))
 """Settings of a peer that have a flag. Secrets have none, because every user of a machine sees arguments."""
 SPARK_SETTINGS = (
