@@ -130,15 +130,14 @@ def limits_of(settings: Any) -> list[str]:
         (settings.key_rate, f"at most {settings.key_rate:g} tasks of one ordering key start per second"),
     ]
     limits = [text for value, text in at_most if value] or ["no limit on the rate or on running tasks"]
-    retries = "until an attempt succeeds" if settings.retries is None else f"{settings.retries} times"
-    first = (
-        f", first after {words.duration(settings.backoff_ms)}; each further pause is twice as long"
-        if settings.retries != 0
-        else ""
-    )
+    retried = "not retried"
+    if settings.retries != 0:
+        times = "until an attempt succeeds" if settings.retries is None else f"up to {settings.retries} times"
+        first = f"first after {words.duration(settings.backoff_ms)}; each further pause is twice as long"
+        retried = f"retried {times}, {first}"
     return [
         f"In the whole cluster: {', '.join(limits)}.",
-        f"A failed task is retried {retries}{first}." if settings.retries != 0 else "A failed task is not retried.",
+        f"Unless its function has other retries, a failed task is {retried}.",
         f"A worker holds a task for {words.duration(settings.lease_ms)} and renews it while the task runs.",
         f"Finished tasks are kept for {words.duration(settings.retention_ms)}.",
     ]
