@@ -225,6 +225,14 @@ def test_a_task_shows_its_progress_and_attempts(world: Filled, http: httpx.Clien
     assert "attempt 1: failed" in next(one.get("aria-label") for one in tree.iter() if one.get("class") == "life")
 
 
+def test_a_mistyped_address_is_answered_with_a_page(http: httpx.Client) -> None:
+    """A browser asks for HTML, and a program does not."""
+    answer = http.get("/ui/quues", headers={"accept": "text/html,*/*;q=0.8"})
+    assert answer.status_code == 404 and "there is no such path" in texts(parsed(answer.text))
+    assert [one.get("href") for one in found(parsed(answer.text), "a")] == ["/"]
+    assert http.get("/ui/quues").json()["code"] == "not_found"
+
+
 def test_a_long_list_has_parts(world: Filled, http: httpx.Client) -> None:
     """The parts together have each task once."""
     path, seen = "/ui/tasks", []

@@ -25,7 +25,7 @@ from onyxq.access.host_names import EVERY, Hosts
 from onyxq.core.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized, Unavailable
 from onyxq.core.ids import IdMaker
 from onyxq.interfaces import dashboard
-from onyxq.interfaces.dashboard.session import check_sender, digest_in
+from onyxq.interfaces.dashboard.session import check_sender, digest_in, refused
 from onyxq.interfaces.http.bodies import (
     BODIES_BYTES_MAX,
     BODIES_DECODED_BYTES_MAX,
@@ -43,7 +43,7 @@ from onyxq.interfaces.http.bodies import (
     path_segments,
     query_pairs,
 )
-from onyxq.interfaces.http.endpoint import Api, Call, Endpoint, Failure, Kit
+from onyxq.interfaces.http.endpoint import Api, Call, Endpoint, Failure, Kit, as_problem
 from onyxq.interfaces.http.openapi import openapi
 from onyxq.interfaces.http.operations import OF_OPERATIONS, is_streamed, read_arguments
 from onyxq.interfaces.http.problems import BodyTooSlow, MethodNotAllowed, problem
@@ -264,7 +264,9 @@ class App:
         segments, method = arrival.segments(), arrival.scope["method"]
         candidates = [endpoint for endpoint in self._endpoints if _matches(endpoint, segments)]
         if not candidates:
-            raise NotFound("there is no such path", hint="See /docs for all paths.")
+            error = NotFound("there is no such path", hint="See /docs for all paths.")
+            tell = refused if "text/html" in arrival.headers.get("accept", "") else as_problem
+            return tell(arrival.failed(error))
         allow = _allow(candidates)
         if method == "OPTIONS":
             return Response(status_code=204, headers={"allow": allow})
