@@ -239,6 +239,17 @@ def test_the_slider_moves_through_the_log(running: Any, world: Filled) -> None:
 
 
 @pytest.mark.long
+def test_the_log_is_read_once_the_history_of_a_task_is_unfolded(running: Any, world: Filled) -> None:
+    """Until then the page shows what a user of the task needs, and asks for no log."""
+    with Tab(running) as tab:
+        page = tab.open(f"{world.base}/ui/tasks/{world.dead}")
+        assert not page.is_visible("#story") and "from its id" in page.text_content("#story")
+        page.click("#history > summary")
+        page.wait_for_selector("#story:has-text('These are all entries of the log that name the task.')")
+        assert not tab.complaints
+
+
+@pytest.mark.long
 def test_the_curves_show_what_happens(running: Any, world: Filled) -> None:
     """Tasks that are enqueued while the page is open change its figures."""
     with Tab(running) as tab, Client(world.address) as client:

@@ -225,6 +225,20 @@ def test_a_task_shows_its_progress_and_attempts(world: Filled, http: httpx.Clien
     assert "attempt 1: failed" in next(one.get("aria-label") for one in tree.iter() if one.get("class") == "life")
 
 
+def test_the_history_of_a_task_is_folded(world: Filled, http: httpx.Client) -> None:
+    """It has partitions, epochs and peers, which a new user need not know."""
+    tree = parsed(http.get(f"/ui/tasks/{world.dead}").text)
+    (history,) = [one for one in found(tree, "details") if one.get("id") == "history"]
+    assert history.get("open") is None and "epoch" not in texts(tree).replace(texts(history), "")
+    assert any(one.get("id") == "story" for one in found(history, "div"))
+
+
+def test_the_age_of_a_count_is_said_only_if_it_matters(http: httpx.Client) -> None:
+    """A page refreshes every few seconds, so the age of a new count tells nothing."""
+    http.get("/ui/queues")
+    assert "counted" not in texts(parsed(http.get("/ui/queues").text))
+
+
 def test_a_mistyped_address_is_answered_with_a_page(http: httpx.Client) -> None:
     """A browser asks for HTML, and a program does not."""
     answer = http.get("/ui/quues", headers={"accept": "text/html,*/*;q=0.8"})
@@ -421,3 +435,15 @@ def test_the_minutes_are_data_for_the_curves(http: httpx.Client) -> None:
     """The minutes of the peer have the tasks that were enqueued."""
     found_minutes = http.get("/ui/rates/history").json()["minutes"]
     assert sum(one["events"]["enqueued"] for one in found_minutes) >= 38
+
+
+@pytest.mark.parametrize(("retry_in_ms", "said"), [(3_600_000, ", due again in 59 min"), (1, ", was due again ")])
+def test_a_retry_was_due_once_its_time_has_come(retry_in_ms: int, said: str, world: Filled, http: httpx.Client) -> None:
+    """A time in the past is shown as one."""
+    with Client(world.address) as client:
+        [task] = client.enqueue_many("retried", [b"1"], retries=3)
+        [claim] = client.claim("retried", wait_ms=30_000)
+        client.fail([claim], error="no", retry_in_ms=retry_in_ms)
+        if retry_in_ms == 1:
+            client.claim("retried", wait_ms=30_000)
+    assert said in " ".join(texts(parsed(http.get(f"/ui/tasks/{task.hex()}").text)).split())

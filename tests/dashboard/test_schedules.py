@@ -85,14 +85,16 @@ def test_a_row_shows_the_options_and_data_of_its_tasks() -> None:
     options = {"priority": 5, "missed": "skip", "retries": 1, "backoff_ms": 2_000, "expires_after_ms": 90_000}
     with running(http=True) as cluster, Client(cluster.addresses) as client:
         client.set_periodic("plain", "q", "every 1d")
+        client.set_periodic("call", "q", "every 1d", payload=b'{"task": "add", "args": [1], "kwargs": {"by": "x"}}')
         client.set_periodic("full", "q", "every 1d", payload=b"all of it", **options)
         shown = httpx.get(f"http://{cluster.http_addresses[0]}/ui/periodic", timeout=60, trust_env=False).text
-    full, plain = (
+    call, full, plain = (
         html.unescape(re.sub("<[^>]*>", "", row)) for row in re.findall(r'<th scope="row">.*?</th>', shown, re.S)
     )
     said = "priority 5, missed times are skipped, 1 retry, first retry after 2 s, fails if not started within 90 s"
     assert full.split(maxsplit=3) == ["full", "to", "q", f"all of it {said}"]
     assert plain.split() == ["plain", "to", "q"]
+    assert call.split(maxsplit=3) == ["call", "to", "q", 'add(1, by="x")']
 
 
 def test_an_empty_page_shows_code_that_works() -> None:

@@ -15,8 +15,11 @@ from onyxq.core import cron
 from onyxq.core.errors import BadRequest, NotFound, OnyxqError
 from onyxq.core.periodic import task_id
 from onyxq.core.replica import Periodic
+from onyxq.history import words
+from onyxq.history.calls import call_of
+from onyxq.interfaces.dashboard.calls import TITLE_CHARS, arguments_of
 from onyxq.interfaces.dashboard.page import ROWS, Filter, PageArgs, shows
-from onyxq.interfaces.dashboard.rendering import counted, page
+from onyxq.interfaces.dashboard.rendering import beginning, counted, page
 from onyxq.interfaces.dashboard.schedules import in_words
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.periodic import LIST_PERIODIC, ListPeriodic, PeriodicView
@@ -45,6 +48,14 @@ class Row:
     """In words."""
     last: Mapping[str, Any] | None = None
     """The task of the last run; None: none is stored."""
+
+    @property
+    def said(self) -> str:
+        """The call that its tasks make, or the beginning of their data."""
+        call = call_of(self.task.data)
+        if call is None:
+            return beginning(self.task.data) if self.task.data else ""
+        return f"{words.brief(call.function, TITLE_CHARS)}({arguments_of(call)})"
 
     @property
     def options(self) -> str:

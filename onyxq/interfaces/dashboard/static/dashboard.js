@@ -89,16 +89,24 @@
 
   function plot(place, names, data) {
     var axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
-    var time = Object.assign({ values: function (plot, splits) { return splits.map(clock); } }, axis);
+    var time = Object.assign({ values: function (plot, splits) { return splits.map(clock); }, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 240, 360].map(function (count) { return count * 60; }) }, axis);
     var series = [{ label: "time (UTC)", value: function (plot, at) { return at === null ? "–" : clock(at); } }].concat(names.map(function (name, index) {
-      return { label: name, stroke: colour("--series-" + (index + 1)), width: 2, dash: [[], [8, 3], [3, 3], [10, 3, 2, 3]][index], points: { size: 4 } };
+      var ink = colour("--series-" + (index + 1)), dots = { size: 7, fill: ink, show: hours() === 1 };
+      return { label: name, stroke: ink, width: 2, dash: [[], [8, 3], [3, 3], [10, 3, 2, 3]][index], points: dots };
     }));
     var options = { width: place.clientWidth || 300, height: 220, series: series, axes: [time, Object.assign({ size: 58, values: function (plot, splits) { return splits.map(short); } }, axis)],
       tzDate: function (at) { return window.uPlot.tzDate(new Date(at * 1000), "Etc/UTC"); },
-      scales: { x: { range: function (plot, low, high) { return [high - hours() * 3600, high]; } },
+      scales: { x: { range: function (plot, low, high) { return shown(high); } },
         y: { range: function (plot, low, high) { return [0, (high || 1) * 1.1]; } } }, cursor: { drag: { x: false, y: false } } };
     place.textContent = "";
     return new window.uPlot(options, data, place);
+  }
+
+  // The axis begins with the first minute that is known, so that the first curves are not a dot at its end. It ends a
+  // little after the last one, whose dot would be cut in two.
+  function shown(end) {
+    var known = minutes.length ? minutes[0].at_ms / 1000 : end, begin = Math.max(end - hours() * 3600, Math.min(known, end - 300));
+    return [begin, end + (end - begin) / 50];
   }
 
   function hours() { return Number(range.querySelector("input:checked").value); }
