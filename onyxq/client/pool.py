@@ -16,7 +16,16 @@ import anyio
 from attrs import evolve, field, frozen
 
 from onyxq.client.backpressure import ANSWER_S, Crowding
-from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, Overloaded, StaleEpoch, TimedOut, Unavailable
+from onyxq.core.errors import (
+    BadRequest,
+    ClusterMismatch,
+    NotLeader,
+    OnyxqError,
+    Overloaded,
+    StaleEpoch,
+    TimedOut,
+    Unavailable,
+)
 from onyxq.wire.background import Spawner
 from onyxq.wire.connection import Connection
 from onyxq.wire.network import Network
@@ -46,6 +55,8 @@ NO_PEER = (
     "Clients use the port of --listen (7400), not the one of HTTP (7480)."
 )
 """Hint if no peer answers."""
+NEW_CLUSTER = "Start this program again. `onyxq dev` without --data DIR is a new, empty cluster each time it starts."
+"""Hint if a peer belongs to another cluster than the client's other peers."""
 
 RETRYABLE = (Unavailable, Overloaded, TimedOut)
 """Errors after which the same request may succeed."""
@@ -369,9 +380,13 @@ class Pool:
             return found
         # Each known peer gets its share of a short time, so that one that is silent does not use it up.
         share_ms = min(CONNECT_TIMEOUT_MS, max(CONNECT_TIMEOUT_MS_MIN, 1000 * self._reach_s / len(self._known)))
-        connection = await Connection.start(
-            self.spawner, self._network, address, hello=self._hello, timeout_ms=int(share_ms)
-        )
+        try:
+            connection = await Connection.start(
+                self.spawner, self._network, address, hello=self._hello, timeout_ms=int(share_ms)
+            )
+        except ClusterMismatch:
+            problem = f"the server at {address} is not of the cluster that this program has used so far"
+            raise ClusterMismatch(problem, hint=NEW_CLUSTER) from None
         self._open[address] = connection
         return connection
 

@@ -67,6 +67,7 @@ class FakeCluster:
     """The state that the peers share."""
 
     def __init__(self, group: TaskGroup) -> None:
+        self.id = "c1"
         self.peers: list[FakePeer] = []
         self.leaders: dict[int, str] = {}
         self.rows: dict[bytes, bytes] = {}
@@ -90,7 +91,7 @@ class FakeCluster:
 
     async def _serve(self, network: Network, peer: FakePeer, *, task_status: Any) -> None:
         async def handler(stream: Any) -> None:
-            await serve(stream, hello=Hello(cluster="main", cluster_id="c1"), dispatch=peer.dispatch)
+            await serve(stream, hello=Hello(cluster="main", cluster_id=self.id), dispatch=peer.dispatch)
 
         with peer.scope:
             await network.serve(peer.address, handler, task_status=task_status)
@@ -110,7 +111,7 @@ class FakeCluster:
         peers = [peer.address for peer in self.peers]
         return {
             "cluster": "main",
-            "cluster_id": "c1",
+            "cluster_id": self.id,
             "partitions": PARTITIONS,
             "leaders": self.leaders,
             "peers": peers,

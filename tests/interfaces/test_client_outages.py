@@ -10,9 +10,10 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient
-from onyxq.errors import BadRequest, TimedOut, Unavailable
+from onyxq.errors import BadRequest, ClusterMismatch, TimedOut, Unavailable
 from onyxq.wire.server import Request
-from tests.interfaces.fake_service import FakeCluster, FakePeer, played, refuse_once, together
+from simulation.world.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, FakePeer, client_of, played, refuse_once, together
 
 
 @played
@@ -27,6 +28,22 @@ async def test_errors_that_pass_leave_nothing_behind(peer: FakePeer, client: Asy
 
     first = await tasks()
     assert [await tasks() for _ in range(9)] == [first] * 9
+
+
+@played
+async def test_a_client_does_not_continue_at_a_new_cluster(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+    """The error names the address and says what to do: `onyxq dev` without a directory begins empty each time."""
+    first = await cluster.start(network.host("a"), "a:1")
+    async with client_of(network) as client:
+        await client.enqueue("mail", b"1")
+        first.stop()
+        network.cut("a")
+        await anyio.wait_all_tasks_blocked()
+        cluster.id = "c2"
+        await cluster.start(network.host("a"), "a:1")
+        with pytest.raises(ClusterMismatch, match=r"server at a:1 is not of the cluster .* used so far") as caught:
+            await client.enqueue("mail", b"2")
+    assert "Start this program again." in caught.value.advice
 
 
 @played
