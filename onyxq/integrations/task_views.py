@@ -18,7 +18,7 @@ from attrs import frozen
 
 from onyxq.client import Task
 from onyxq.client.values import as_id
-from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
+from onyxq.core.errors import ClusterMismatch, Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
 from onyxq.core.ids import TaskId, ms_of
 from onyxq.worker.app import App
 from onyxq.worker.attempts import Progress, latest_progress, unpack
@@ -52,7 +52,7 @@ def problem(error: OnyxqError) -> Answer:
     Mistakes of the caller are explained. If the queue itself is at fault, the log has the reason and the caller learns
     only when to try again.
     """
-    ours = error.status >= 500 or isinstance(error, (Unauthorized, Forbidden, Overloaded))
+    ours = error.status >= 500 or isinstance(error, (Unauthorized, Forbidden, Overloaded, ClusterMismatch))
     if ours:
         log.error("%s (%s)", error.named(), error.advice)
         body = {"title": "Service unavailable", "status": 503, "detail": "The task queue is not available now."}
@@ -123,14 +123,18 @@ class Watch:
             task = client.get(self._id)
         except NotFound:
             if not self._views.recorded(self._id):
-                raise
+                raise self._unknown() from None
             return {"id": self._id.hex(), "state": "recorded", "progress": None, "result": None}
         if all(function.queue != task.queue for function in self._views.app.tasks.values()):
-            raise NotFound(f"task {self._id.hex()} does not exist", field="id")
+            raise self._unknown()
         if task.updates != self._updates:
             self._progress = latest_progress((one.data, one.at_ms) for one in client.task_log(self._id))
             self._updates = task.updates
         return self._views.shown(task, self._progress)
+
+    def _unknown(self) -> NotFound:
+        """Return the same error whether the task does not exist or belongs to another application."""
+        return NotFound(f"this application has no task {self._id.hex()}", field="id")
 
     def _next(self) -> str:
         """Return the text to send now; empty for none."""

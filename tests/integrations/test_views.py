@@ -20,7 +20,7 @@ from flask import Flask
 
 from onyxq import App, Client
 from onyxq.core.ids import make_id
-from onyxq.errors import NotFound, Overloaded
+from onyxq.errors import ClusterMismatch, NotFound, Overloaded
 from onyxq.integrations import django as with_django
 from onyxq.integrations import fastapi as with_fastapi
 from onyxq.integrations import flask as with_flask
@@ -152,6 +152,9 @@ def test_a_page_shows_only_tasks_of_the_application(client: Client, framework: s
     missing = make_id(1_700_000_000_000, 1, 1, 0)
     found = [get(f"/tasks/{one.hex()}") for one in (other, missing)]
     assert [(status, body["code"]) for status, body in found] == [(404, "not_found")] * 2
+    assert [body["detail"] for _, body in found] == [
+        f"id: this application has no task {one.hex()}" for one in (other, missing)
+    ]
     status, body = get("/tasks/nonsense")
     assert (status, body["code"], body["status"]) == (400, "bad_request", 400)
 
@@ -256,6 +259,13 @@ def test_a_browser_learns_nothing_about_a_queue_that_is_away() -> None:
     status, body, headers = problem(Overloaded("10.0.0.7 is full", retry_after_ms=2_500))
     assert (status, headers["Retry-After"]) == (503, "3")
     assert "10.0.0.7" not in json.dumps(body)
+
+
+def test_a_new_cluster_is_no_mistake_of_the_browser(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer says to try again later, and the log says what to do."""
+    status, body, _ = problem(ClusterMismatch("the server is another one", hint="Start this program again."))
+    assert (status, body["code"]) == (503, "cluster_mismatch")
+    assert "Start this program again." in caplog.text
 
 
 def test_the_error_of_a_failed_task_is_shown_on_demand(client: Client) -> None:
