@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from onyxq.interfaces.cli.processes.reload import command_without, files_in
+from onyxq.errors import ClusterMismatch
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.processes.reload import AGAIN, WATCHED, command_without, files_in
+from onyxq.worker.app import AppWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -51,9 +54,59 @@ def test_a_command_runs_again_when_a_file_changes(tmp_path: Path) -> None:
         assert process.wait(20) == 3
 
 
+def test_a_command_runs_again_when_it_asks_for_it(tmp_path: Path) -> None:
+    """A worker does so if its server is a new cluster. Only a command that is watched may ask."""
+    work = tmp_path / "work.py"
+    asks = f"""
+import sys
+from pathlib import Path
+from onyxq.interfaces.cli.processes.reload import is_watched
+
+print("watched" if is_watched() else "alone", flush=True)
+begun = Path("begun").exists()
+Path("begun").touch()
+sys.exit(0 if begun else {AGAIN})
+"""
+    work.write_text(asks, "utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    alone = subprocess.run([sys.executable, "work.py"], check=False, cwd=tmp_path, env=environment, capture_output=True)
+    assert alone.stdout == b"alone\n"
+    (tmp_path / "begun").unlink()
+    command = [sys.executable, "-u", "-c", PROGRAM]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(4)]
+        process.terminate()
+    assert said[:3] == ["watched\n", "the server is a new cluster: starting again\n", "watched\n"]
+    assert said[3] == "ended with exit code 0; waiting for a change\n"
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_worker_asks_to_start_again_at_a_new_cluster(
+    watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without ``--reload`` it ends with the error: an operator should learn that its cluster is gone."""
+    (tmp_path / "new_cluster_shop.py").write_text(
+        "from onyxq import App\napp = App()\n\n\n@app.task\ndef send(): ...\n", "utf-8"
+    )
+
+    def run_worker(*_: object, **__: object) -> None:
+        raise ClusterMismatch("the server is of another cluster")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AppWorker, "run", run_worker)
+    monkeypatch.delenv(WATCHED, raising=False)
+    if watched:
+        monkeypatch.setenv(WATCHED, "1")
+    assert run(["worker", "start", "new_cluster_shop:app"]) == (AGAIN if watched else 1)
+    assert ("another cluster" in capsys.readouterr().err) is not watched
+
+
 def test_only_the_users_python_files_are_watched(tmp_path: Path) -> None:
-    """Hidden directories and those of packages are left out."""
-    for name in ("shop.py", "notes.txt", "lib/mail.py", ".venv/lib.py", "x/site-packages/lib.py", "__pycache__/a.py"):
+    """Hidden directories, those of packages, and tests are left out."""
+    tests = ["test_shop.py", "lib/shop_test.py", "conftest.py"]
+    others = ["notes.txt", ".venv/lib.py", "x/site-packages/lib.py", "__pycache__/a.py"]
+    for name in ["shop.py", "lib/mail.py", *others, *tests]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("", "utf-8")

@@ -1,12 +1,13 @@
 """``--reload``: run a command in a process of its own, and start it again when a Python file changes.
 
 The command runs in its own process, so an error in a changed file ends only that process. The next change starts it
-again. Signals are passed on to it.
+again, and so does the exit code `AGAIN`. Signals are passed on to it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +20,15 @@ STOP_S = 2.0
 """How long the command may take to end after a change before it gets a second signal, in seconds."""
 LOOK_EVERY_S = 0.4
 """Pause between two looks at the files, in seconds."""
+AGAIN = 75
+"""Exit code with which a command that `is_watched` asks to be started again."""
+WATCHED = "ONYXQ_WATCHED"
+"""Variable that such a command finds in its environment."""
 SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 """Directories whose files are not the user's; so are those whose name starts with a dot."""
+
+_TEST = re.compile(r"test_.*|.*_test\.py|conftest\.py")
+"""Names of pytest's files. Workers do not import them."""
 
 Files = dict[str, int]
 """Time of the last change of each file, in nanoseconds."""
@@ -31,6 +39,11 @@ class Notes(Protocol):
 
     def note(self, text: str) -> None:
         """Print a line."""
+
+
+def is_watched() -> bool:
+    """Return whether this process is a command that is started again if it ends with `AGAIN`."""
+    return WATCHED in os.environ
 
 
 def command_without(flag: str) -> list[str]:
@@ -54,14 +67,15 @@ def keep_running(out: Notes, command: Sequence[str]) -> int:
     while True:
         before = files_in(directory)
         # In the group of this process, it would get Ctrl-C twice, and the second signal would end it at once.
-        with subprocess.Popen(command, cwd=directory, process_group=0) as process:
+        environment = {**os.environ, WATCHED: "1"}
+        with subprocess.Popen(command, cwd=directory, env=environment, process_group=0) as process:
             running[:] = [process]
-            changed = _until_changed(before, directory, process, stopped, out)
-            if changed:
-                out.note(f"{changed} changed: starting again")
+            reason = _until_changed(before, directory, process, stopped, out)
+            if reason:
+                out.note(f"{reason}: starting again")
                 _end(process)
             code = process.wait()
-        if not changed:
+        if not reason:
             return code
 
 
@@ -77,12 +91,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _until_changed(
     before: Files, directory: Path, process: subprocess.Popen[bytes], stopped: list[int], out: Notes
 ) -> str:
-    """Wait for a change or a signal; return the changed file, or nothing."""
+    """Wait for a reason to start again or a signal; return the reason, or nothing."""
     ended = False
     while not stopped:
         if changed := _first_change(before, files_in(directory)):
-            return os.path.relpath(changed, directory)
+            return f"{os.path.relpath(changed, directory)} changed"
         if process.poll() is not None and not ended:
+            if process.returncode == AGAIN:
+                return "the server is a new cluster"
             ended = True
             out.note(f"ended with exit code {process.returncode}; waiting for a change")
         time.sleep(LOOK_EVERY_S)
@@ -94,7 +110,7 @@ def _first_change(before: Files, now: Files) -> str:
 
 
 def files_in(directory: Path) -> Files:
-    """Return the Python files of a directory and below."""
+    """Return the Python files of a directory and below, without tests."""
     return dict(_files(directory))
 
 
@@ -102,7 +118,7 @@ def _files(directory: Path) -> Iterator[tuple[str, int]]:
     for place, directories, names in os.walk(directory):
         directories[:] = [name for name in directories if name not in SKIPPED and not name.startswith(".")]
         for name in names:
-            if name.endswith(".py"):
+            if name.endswith(".py") and not _TEST.fullmatch(name):
                 try:
                     yield os.path.join(place, name), os.stat(os.path.join(place, name)).st_mtime_ns
                 except FileNotFoundError:

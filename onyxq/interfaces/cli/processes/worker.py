@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from onyxq import __version__
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, ClusterMismatch
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
 from onyxq.interfaces.cli import logs
 from onyxq.interfaces.cli.context import Context
@@ -62,7 +62,12 @@ def start(context: Context) -> int | None:
     if not args.quiet:
         for line in banner(args.app, app, worker, slots=args.concurrency):
             log.info("%s", line) if context.text("log_format") == "json" else context.out.note(line)
-    worker.run()
+    try:
+        worker.run()
+    except ClusterMismatch:
+        if reload.is_watched():
+            return reload.AGAIN
+        raise
     return None
 
 
