@@ -16,13 +16,18 @@ from typing import Any
 from onyxq.core.errors import BadRequest
 from onyxq.worker.models import Misfit
 from onyxq.worker.resources import used_by
+from onyxq.worker.retries import ResultRefused
 from onyxq.worker.values import from_json, to_json
 
 NOT_JSON = (
-    "Annotate it with its class. Bytes, datetimes, dates, times, UUIDs, decimals, enums, dataclasses, typed dicts, and "
-    "pydantic, msgspec and attrs models can be sent."
+    "Annotate it with its class. Sets, bytes, datetimes, dates, times, UUIDs, decimals, enums, dataclasses, "
+    "typed dicts, and pydantic, msgspec and attrs models can be sent."
 )
 """Hint for a value that cannot be sent as it is."""
+
+RESULT_NOT_JSON = "Annotate what the function returns, as in -> set[str], or return lists, dicts, texts and numbers."
+KEYS_ARE_TEXT = "Return text as the keys of dicts, or a list of pairs."
+"""Hints for a result that cannot be stored."""
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -91,16 +96,18 @@ class Arguments:
         return bound
 
     def result(self, value: Any) -> bytes | None:
-        """Return the function's result as it is stored; raise `BadRequest` if it does not fit."""
+        """Return the function's result as it is stored; raise `ResultRefused` if it cannot be."""
         if value is None:
             return None
         try:
-            stored = to_json(value, self._hints().get("return", Any), "")
-            return json.dumps(stored, separators=(",", ":"), allow_nan=False, default=_refuse).encode()
+            made = to_json(value, self._hints().get("return", Any), "")
+            return json.dumps(made, separators=(",", ":"), allow_nan=False, default=_refuse).encode()
         except Misfit as error:
-            raise BadRequest(f"{self._name}: its result{error.path} {error.problem}", field="result") from None
+            hint = KEYS_ARE_TEXT if "has the key" in error.problem else "Return what the function's annotation says."
+            raise ResultRefused(self._name, f"result{error.path} {error.problem}", hint) from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadRequest(f"{self._name}: its result is not JSON: {error}", field="result", hint=NOT_JSON) from None
+            hint = KEYS_ARE_TEXT if "keys must be" in str(error) else RESULT_NOT_JSON
+            raise ResultRefused(self._name, f"it is not JSON: {error}", hint) from None
 
     def returned(self, data: bytes | None) -> Any:
         """Return a stored result as the function returned it; raise `BadRequest` if it does not fit."""

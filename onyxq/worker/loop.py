@@ -463,8 +463,10 @@ class Worker:
     async def _complete(self, client: AsyncClient, job: _Job) -> None:
         try:
             await client.complete(job.claim, job.result)
-        except BadRequest as error:  # a result that is too large
-            await self._fail(client, job, error)
+        except BadRequest:  # a result that is too large
+            problem = f"{len(job.result or b''):,} bytes are too many"
+            hint = "Store it elsewhere, and return where it is."
+            await self._fail(client, job, retries.ResultRefused(job.attempt.shown_as, problem, hint))
             return
         self.finished += 1
         console.ended(job.attempt.shown_as, "completed", job.took_s)

@@ -45,6 +45,13 @@ class GiveUp(Exception):
     """Raise it to fail the task for good, whatever retries it has left: ``raise GiveUp("550 no such user")``."""
 
 
+class ResultRefused(GiveUp):
+    """A function has run, but its result cannot be stored. A retry would only run the function again."""
+
+    def __init__(self, name: str, problem: str, hint: str) -> None:
+        super().__init__(f"{name} has run, but its result cannot be stored: {problem}. {hint}")
+
+
 class Snooze(Exception):
     """Raise it to give the task back without counting the attempt: ``raise Snooze("not open yet", after=600)``.
 

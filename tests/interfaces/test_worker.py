@@ -232,8 +232,10 @@ def test_whatever_a_body_raises_is_the_error_of_its_attempt(error: BaseException
 
 
 @played
-async def test_a_result_that_is_not_taken_is_a_failed_attempt(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-    """Otherwise it would be lost until the lease expires."""
+async def test_a_result_that_is_not_taken_fails_the_task_at_once(
+    cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
+    """The function has run, and another attempt would only repeat what it did."""
 
     async def work(claim: Claim) -> bytes:
         return b"x" * 10
@@ -249,7 +251,11 @@ async def test_a_result_that_is_not_taken_is_a_failed_attempt(cluster: FakeClust
         peer.intercept = refuse
         task_id = await client.enqueue("q", b"")
         await until(lambda: task_id in cluster.outcomes)
-        assert "at most 5 bytes" in cluster.outcomes[task_id].message
+        assert peer.methods("fail", "give_up") == ["give_up"]
+        assert cluster.outcomes[task_id].message == (
+            "ResultRefused: a task of q has run, but its result cannot be stored: 10 bytes are too many. "
+            "Store it elsewhere, and return where it is."
+        )
         worker.stop()
 
     await with_worker(cluster, network, worker, body)

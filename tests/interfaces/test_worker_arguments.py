@@ -15,6 +15,7 @@ import pytest
 
 from onyxq.errors import BadRequest
 from onyxq.worker.arguments import Arguments
+from onyxq.worker.retries import ResultRefused
 
 Customer = NewType("Customer", str)
 
@@ -212,12 +213,17 @@ def test_annotations_that_cannot_be_resolved_check_nothing() -> None:
 
 
 def test_a_result_that_does_not_fit_is_told() -> None:
-    """The attempt fails with this error."""
-    with pytest.raises(BadRequest, match=r"send: its result\[0\] must be int") as caught:
+    """The error says that the function has run, and what to return instead."""
+    begin = "send has run, but its result cannot be stored: "
+    with pytest.raises(ResultRefused, match=rf"{begin}result\[0\] must be int"):
         arguments_of(list[int]).result(["a"])
-    assert caught.value.field == "result"
-    with pytest.raises(BadRequest, match="send: its result is not JSON"):
-        arguments_of(Any).result(object())
+    with pytest.raises(ResultRefused, match=rf"{begin}it is not JSON: .* type set. Annotate .* -> set\[str\]"):
+        arguments_of(Any).result({1})
+    with pytest.raises(ResultRefused, match="has the key 1; .* Return text as the keys"):
+        arguments_of(dict[int, str]).result({1: "a"})
+    with pytest.raises(ResultRefused, match="keys must be .* Return text as the keys"):
+        arguments_of(Any).result({(1, 2): "a"})
+    assert arguments_of(set[int]).result({1}) == b"[1]"
 
 
 def test_arguments_stay_where_they_were_given() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from onyxq.errors import BadRequest
 from onyxq.worker.arguments import Arguments
+from onyxq.worker.retries import ResultRefused
 
 MOMENT = datetime.datetime(2024, 2, 29, 12, 30, tzinfo=datetime.UTC)
 NUMBER = uuid.UUID(int=7)
@@ -173,5 +174,5 @@ def test_stored_arguments_that_no_longer_fit_are_named(annotation: Any, stored: 
 
 def test_a_result_that_is_not_json_names_its_type() -> None:
     """Without an annotation a model cannot be stored."""
-    with pytest.raises(BadRequest, match="its result is not JSON: it contains a value of type Point"):
+    with pytest.raises(ResultRefused, match="it is not JSON: it contains a value of type Point"):
         arguments(Any).result(Point(1))

@@ -176,6 +176,24 @@ def test_a_task_that_is_given_up_is_a_dead_letter_at_once() -> None:
         assert send.result(task_id) == "ann"
 
 
+def test_a_function_whose_result_cannot_be_stored_runs_once() -> None:
+    """It has done its work: 25 retries would do it 25 times again."""
+    app = App()
+
+    @app.task(queue="q")
+    def names() -> Any:
+        return {"ann", "ben"}
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        task_id = names.enqueue()
+        cluster.drain()
+        found = cluster.client().get(task_id)
+        assert found.state == "failed" and found.error is not None
+        assert "has run, but its result cannot be stored" in found.error
+        assert len(cluster.runs()) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "error", "runs"),
     [
