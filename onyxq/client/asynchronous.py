@@ -20,6 +20,7 @@ import anyio.lowlevel
 from attrs import frozen
 
 from onyxq.access.certificates import Certificates
+from onyxq.client import unfinished
 from onyxq.client.batches import Batching
 from onyxq.client.claim_requests import ClaimRequests, Options
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
@@ -176,7 +177,8 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
             task = Task.of(await self._ask("get", {**args, "wait_ms": looks.left_ms}))
             if task.state in FINISHED:
                 return task
-            looks.check(task)
+            if looks.over:
+                raise await self._late(task, looks)
 
     async def now_ms(self) -> int:
         """Return the cluster's time in milliseconds since the epoch. It decides when tasks are due or expire."""
@@ -216,7 +218,19 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
                 count = task.updates
             if task.state in FINISHED:
                 return []
-            await looks.wait(task)
+            if looks.over:
+                raise await self._late(task, looks)
+            await looks.wait()
+
+    async def _late(self, task: Task, looks: _Looks) -> TimedOut:
+        """Return the error of a wait whose time is over, with the reason if the cluster knows it."""
+        answers: list[unfinished.Answer] = []
+        for method, args in unfinished.questions(task):
+            try:
+                answers.append(await self.call(method, args, timeout_ms=unfinished.QUESTION_TIMEOUT_MS))
+            except OnyxqError:
+                answers.append(None)
+        return unfinished.late(task, looks.limit_ms, await self.now_ms(), answers)
 
     async def cancel(self, id: bytes | str, *, claimed: bool = False) -> None:
         """Cancel a task; raise `NotFound`, or `Conflict` if it is claimed, completed or failed.
@@ -428,9 +442,8 @@ class _Looks:
     """Growing pauses between the reads of a task that is not finished, up to a limit."""
 
     def __init__(self, wait_ms: Milliseconds | None) -> None:
-        limit_ms = math.inf if wait_ms is None else as_milliseconds(wait_ms, "wait_ms")
-        self._limit_ms = limit_ms
-        self._until = anyio.current_time() + limit_ms / 1000
+        self.limit_ms = math.inf if wait_ms is None else as_milliseconds(wait_ms, "wait_ms")
+        self._until = anyio.current_time() + self.limit_ms / 1000
         self._pause_s = LOOK_FIRST_S
 
     @property
@@ -438,14 +451,13 @@ class _Looks:
         """Milliseconds until the limit, at most the longest wait of a peer."""
         return int(max(0.0, min(1000 * (self._until - anyio.current_time()), WAIT_MS)))
 
-    def check(self, task: Task) -> None:
-        """Raise `TimedOut` if no time is left."""
-        if anyio.current_time() >= self._until:
-            raise TimedOut(f"task {task.id.hex()} is {task.state} after {self._limit_ms} ms", field="wait_ms")
+    @property
+    def over(self) -> bool:
+        """Whether no time is left."""
+        return anyio.current_time() >= self._until
 
-    async def wait(self, task: Task) -> None:
-        """Wait before the next read; raise `TimedOut` if no time is left."""
-        self.check(task)
+    async def wait(self) -> None:
+        """Wait before the next read."""
         await anyio.sleep(min(self._pause_s, self._until - anyio.current_time()))
         self._pause_s = min(2 * self._pause_s, LOOK_MAX_S)
 

@@ -22,7 +22,7 @@ from onyxq.operations.table.flow import (
     WaitFlow,
 )
 from onyxq.operations.table.operation import A, Operation, R
-from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
+from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds, exact_span
 
 ONE_WAIT_MS = 20_000
 """Longest wait of one request, in milliseconds; the client then asks again."""
@@ -145,7 +145,10 @@ class FlowCalls:
             if found["state"] in ENDED:
                 return found
             if left_ms <= 0:
-                raise TimedOut(f"flow {as_id(id).hex()} is {found['state']} after {limit_ms} ms", field="wait_ms")
+                raise TimedOut(
+                    f"flow {as_id(id).hex()} is {found['state']} after {exact_span(round(limit_ms or 0))}",
+                    field="wait_ms",
+                )
 
     async def cancel_flow(self, id: bytes | str) -> dict[str, Any]:
         """Cancel a flow and its unfinished tasks, also the claimed ones, and return it.

@@ -43,7 +43,7 @@ from onyxq.operations.table.savepoint import (
     ListSavepoints,
     MakeSavepoint,
 )
-from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
+from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds, exact_span
 
 WAIT_MS = 86_400_000
 ONE_WAIT_MS = 20_000
@@ -220,7 +220,7 @@ class Jobs:
                 return JobOutcome.of(found)
             if anyio.current_time() >= until:
                 why = f": {found['why']}" if found.get("why") else ""
-                raise TimedOut(f"job {id} is {found['state']} after {wait_ms} ms{why}", field="wait_ms")
+                raise TimedOut(f"job {id} is {found['state']} after {exact_span(wait_ms)}{why}", field="wait_ms")
 
     async def seal_job(self, id: str, input: str) -> dict[str, Any]:
         """Seal an input: it gets no more data. The job completes once it has read all there is.

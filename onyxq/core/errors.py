@@ -235,10 +235,7 @@ class TimedOut(OnyxqError):
     """The time limit of the request has passed."""
 
     code, status, exit_code = "timed_out", 504, 6
-    hint = (
-        "Allow more time. A task that stays ready needs a worker: `onyxq worker list`. "
-        "`onyxq doctor` checks the cluster."
-    )
+    hint = "Allow more time. `onyxq doctor` checks the cluster."
 
 
 class ClusterMismatch(OnyxqError):

@@ -203,7 +203,11 @@ def test_a_wait_lasts_as_long_as_its_limit(ends_s: float, code: int, monkeypatch
         def call(self, *_: object) -> dict[str, object]:
             state = "completed" if now[0] >= ends_s else "claimed"
             about = {"id": bytes(20), "queue": "q", "state": state, "error": None, "updates": 0, "depends": []}
+            about |= {"priority": 0, "at_ms": 0, "attempts": 0, "claims": []}
             return about | {"data": b"1", "format": "json", "result": None, "callback": None}
+
+        def now_ms(self) -> int:
+            return round(1000 * now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import uuid
@@ -162,6 +163,25 @@ def test_wait_tells_outcomes_by_its_exit_code(line: Line, queue: str) -> None:
         (no, "failed", "no such host"),
     ]
     assert line.code("task", "wait", enqueued(line, queue), "--timeout", "10ms") == 6
+
+
+def test_a_wait_that_ends_too_early_says_what_the_task_waits_for(line: Line, queue: str) -> None:
+    """It names the missing worker, the paused queue, or the next retry with its number and reason."""
+    task = enqueued(line, queue)
+    assert line.code("task", "wait", task, "--timeout", "10ms") == 6
+    assert f"task {task} is ready after 10 ms: no worker asks for queue {queue!r}" in line.said.err
+    line.code("queue", "pause", queue)
+    assert line.code("task", "wait", task, "--timeout", "10ms") == 6
+    assert f"queue {queue!r} is paused" in line.said.err and f"onyxq queue resume {queue}" in line.said.err
+    line.code("queue", "resume", queue)
+    (claim,) = line.json("task", "claim", queue, "--wait", "20s")["claims"]
+    assert line.code("task", "wait", task, "--timeout", "10ms") == 6
+    assert "has run attempt 1 for" in line.said.err
+    fail = ["task", "fail", task, "--token", str(claim["token"]), "--error", "ValueError: no", "--retry-in", "1h"]
+    assert line.code(*fail) == 0
+    assert line.code("task", "wait", task, "--timeout", "200ms") == 6
+    assert re.search(r"attempt 1 failed: ValueError: no; retry 1 of 25 in \d+ min", line.said.err)
+    assert re.search(r"is scheduled after 200 ms: retry 1 of 25 in \d+ min: ValueError: no", line.said.err)
 
 
 @pytest.mark.parametrize(

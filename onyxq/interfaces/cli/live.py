@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from onyxq.core.errors import BadRequest, TimedOut
+from onyxq.core.errors import BadRequest, OnyxqError, TimedOut
 from onyxq.interfaces.cli.context import Context, age, found_id
 from onyxq.interfaces.cli.tasks import brief, presented
 from onyxq.interfaces.cli.views import worker_table
 from onyxq.system.durations import milliseconds
 
 if TYPE_CHECKING:
-    from onyxq.client import Client
+    from onyxq.client import Client, Task
 
 Body = Callable[[Context], int | None]
 
@@ -127,7 +127,10 @@ def task_wait(context: Context) -> int | None:
 
 def ended(context: Context, client: Client, task_id: bytes, until: float | None) -> dict[str, Any]:
     """Return a task once it is finished, and print its outcome; show its progress until then. Raises `TimedOut`."""
-    pause_s, updates = PAUSE_MIN_S, 0
+    from onyxq.client.unfinished import last_failure, next_retry
+    from onyxq.client.values import Task
+
+    pause_s, updates, attempts = PAUSE_MIN_S, 0, 0
     said = ""
     while True:
         task: dict[str, Any] = client.call("get", {"id": task_id, "seen_token": None, "seen_seq": None})
@@ -136,7 +139,11 @@ def ended(context: Context, client: Client, task_id: bytes, until: float | None)
             return task
         left_s = math.inf if until is None else until - time.monotonic()
         if left_s <= 0:
-            raise TimedOut(f"task {task_id.hex()} is {task['state']} after {context.args.timeout}", field="timeout")
+            raise _late(context, client, Task.of(task))
+        if task["attempts"] > attempts:
+            attempts, seen = task["attempts"], Task.of(task)
+            then = next_retry(seen, client.now_ms())
+            context.out.note(f"attempt {attempts} failed: {last_failure(seen)}{then and f'; {then}'}")
         done = total = None
         if task["updates"] > updates:
             updates = task["updates"]
@@ -144,6 +151,20 @@ def ended(context: Context, client: Client, task_id: bytes, until: float | None)
         context.out.progress(f"{task_id.hex()} {task['state']}{said}", done, total)
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+
+def _late(context: Context, client: Client, task: Task) -> TimedOut:
+    """Return the error of a wait whose time is over, with the reason if the cluster knows it."""
+    from onyxq.client import unfinished
+
+    answers: list[unfinished.Answer] = []
+    for method, args in unfinished.questions(task):
+        try:
+            answers.append(client.call(method, args, timeout_ms=unfinished.QUESTION_TIMEOUT_MS))
+        except OnyxqError:
+            answers.append(None)
+    limit_ms = milliseconds(context.args.timeout, field="timeout")
+    return unfinished.late(task, limit_ms, client.now_ms(), answers, field="timeout")
 
 
 def _progress(client: Client, task_id: bytes) -> tuple[str, float | None, float | None]:

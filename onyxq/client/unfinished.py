@@ -1,0 +1,71 @@
+"""What an unfinished task waits for, in words for people (design: interfaces)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onyxq.client.values import ClaimRecord, Task
+from onyxq.core.errors import TimedOut
+from onyxq.system.durations import exact_span, span
+
+Answer = Mapping[str, Any] | None
+"""The answer to one of the `questions`; None if it is not known."""
+
+QUESTION_TIMEOUT_MS = 2_000
+"""Longest time for an answer to one of the `questions`, in milliseconds."""
+MORE_TIME = "Allow more time."
+
+
+def questions(task: Task) -> list[tuple[str, dict[str, Any]]]:
+    """Return the methods, each with its arguments, whose answers `late` needs."""
+    return [("queue.get", {"queue": task.queue}), ("workers", {})] if task.state == "ready" else []
+
+
+def late(task: Task, limit_ms: float, now_ms: int, answers: Sequence[Answer], field: str = "wait_ms") -> TimedOut:
+    """Return the error of a wait that ended before its task: it names the state, the reason and what to do."""
+    why, hint = _reason(task, now_ms, answers)
+    problem = f"task {task.id.hex()} is {task.state} after {exact_span(round(limit_ms))}"
+    return TimedOut(f"{problem}: {why}" if why else problem, field=field, hint=hint)
+
+
+def last_failure(task: Task) -> str | None:
+    """Return the error of the last attempt that failed; None if there is none."""
+    failed = [claim for claim in task.claims if claim.error is not None]
+    return failed[-1].error if failed else None
+
+
+def next_retry(task: Task, now_ms: int) -> str:
+    """Return which retry a scheduled task waits for, such as ``retry 3 of 25 in 4 s``; empty before a failure."""
+    if task.state != "scheduled" or not task.attempts:
+        return ""
+    number = f"retry {task.attempts}"
+    if task.retries is not None and task.attempts_max is not None:
+        # Attempts before the task was requeued use up no retries.
+        number = f"retry {task.retries + 1 - (task.attempts_max - task.attempts)} of {task.retries}"
+    return f"{number} in {span(max(0, task.at_ms - now_ms))}"
+
+
+def _reason(task: Task, now_ms: int, answers: Sequence[Answer]) -> tuple[str, str | None]:
+    """Return why a task is not finished, and what to do; None for the usual hint."""
+    if task.state == "scheduled":
+        due, error = next_retry(task, now_ms), last_failure(task)
+        if not due:
+            return f"it is due in {span(max(0, task.at_ms - now_ms))}", MORE_TIME
+        return (f"{due}: {error}" if error else due), f"{MORE_TIME} Each attempt: onyxq task get {task.id.hex()}"
+    if task.state == "claimed" and task.claims:
+        claim: ClaimRecord = task.claims[-1]
+        return f"worker {claim.worker} has run attempt {claim.attempt} for {span(now_ms - claim.start_ms)}", MORE_TIME
+    if task.state == "ready" and answers:
+        return _why_ready(task.queue, *answers)
+    return "", None
+
+
+def _why_ready(name: str, queue: Answer, workers: Answer) -> tuple[str, str | None]:
+    if queue is not None and queue["settings"]["paused"]:
+        return f"queue {name!r} is paused", f"Resume it with: onyxq queue resume {name}"
+    if queue is None or workers is None or workers["silent"] or queue["depth"]["claimed"]:
+        return "", None
+    if any(name in one["waits_for"] for one in workers["workers"]) or workers["all"] > len(workers["workers"]):
+        return "", None
+    return f"no worker asks for queue {name!r}", "Start one with: onyxq worker start MODULE:APP"
