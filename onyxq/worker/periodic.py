@@ -21,6 +21,8 @@ from onyxq.worker.options import OF_RUNS
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
 """Shortest and longest pause between attempts to register periodic tasks, in seconds."""
+CONNECT_PAUSE_S = 0.5
+"""Pause between two attempts to connect, in seconds. It does not grow, so that schedules are registered soon."""
 TEMPORARY = (Unavailable, Overloaded, TimedOut, NotEnabled)
 """Errors after which a later attempt may succeed. Peers of an earlier version do not know all options yet."""
 
@@ -77,7 +79,7 @@ async def keep(
     pause_s, again = PAUSE_FIRST_S, False
     while True:
         try:
-            reconnected = await client.reconnection()
+            reconnected = await _connected(client)
             await _set_up_all(client, periodics, again=again)
             found = [] if again else await _all_periodics(client)
             for said in orphans(found, periodics, tasks=tasks, queues=queues):
@@ -98,6 +100,15 @@ async def keep(
         await reconnected.wait()
         await anyio.sleep(PAUSE_FIRST_S)
         pause_s, again = PAUSE_FIRST_S, True
+
+
+async def _connected(client: AsyncClient) -> anyio.Event:
+    """Wait for a connection without a word, since its worker reports that there is none; see `reconnection`."""
+    while True:
+        try:
+            return await client.reconnection()
+        except TEMPORARY:
+            await anyio.sleep(CONNECT_PAUSE_S)
 
 
 async def _all_periodics(client: AsyncClient) -> Sequence[dict[str, Any]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from threading import Event
 from types import MappingProxyType
 from typing import Any
 
+import anyio
 import pytest
 
 from onyxq import App, Client
@@ -14,7 +16,9 @@ from onyxq.core.queue_settings import DEFAULTS
 from onyxq.errors import BadRequest, NotEnabled
 from onyxq.node.node import Node
 from onyxq.testing import open_cluster
-from onyxq.worker.periodic import orphans
+from onyxq.worker.periodic import keep, orphans
+from simulation.world.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, client_of, played
 
 
 def an_app(
@@ -167,6 +171,23 @@ def test_a_periodic_task_that_is_not_enabled_holds_up_no_other(monkeypatch: pyte
         upgraded.set()
         cluster.until(lambda: len(client.periodics()) == 2, within_s=60)
         assert client.periodic("retried")["retries"] == 3
+
+
+@played
+async def test_a_worker_that_waited_long_for_a_server_registers_at_once(
+    cluster: FakeCluster, network: SimulatedNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says nothing until then: the worker has logged that it cannot connect."""
+    done = anyio.Event()
+    async with client_of(network) as client, anyio.create_task_group() as group:
+        looking = partial(keep, client, [], tasks={}, queues=["house"], give_up=print, done=done.set)
+        group.start_soon(looking)
+        await anyio.sleep(60)
+        peer = await cluster.start(network.host("a"), "a:1")
+        with anyio.fail_after(1):
+            await done.wait()
+        assert peer.methods("periodic.list") == ["periodic.list"]
+    assert "not checked yet" not in caplog.text
 
 
 def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pytest.LogCaptureFixture) -> None:
