@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from string import hexdigits
 from typing import Any, NamedTuple
 
 from attrs import frozen
@@ -68,7 +69,7 @@ class TaskUpdate(NamedTuple):
     at_ms: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class Task:
     """A stored task, as a read returns it.
 
@@ -112,6 +113,9 @@ class Task:
     on_conflict: str | None = None
     callback: TaskCallback | None = None
 
+    def __repr__(self) -> str:
+        return f"<task {self.id.hex()} of queue {self.queue!r}: {self.state}>"
+
     @staticmethod
     def of(answer: dict[str, Any]) -> Task:
         """Return the task in an answer; fields that this version does not know are left out."""
@@ -145,7 +149,12 @@ def as_id(value: bytes | str) -> TaskId:
         return TaskId(bytes.fromhex(value))
     if isinstance(value, bytes) and len(value) == ID_BYTES:
         return TaskId(bytes(value))  # a handle becomes a plain id
-    raise BadRequest(f"a task id is {ID_BYTES} bytes or 40 hex digits, not {value!r}", field="id")
+    hint = "The first digits of an id are enough on the command line only." if _is_part(value) else None
+    raise BadRequest(f"a task id is {ID_BYTES} bytes or 40 hex digits, not {value!r}", field="id", hint=hint)
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, str) and len(value) < 2 * ID_BYTES and set(value) <= set(hexdigits)
 
 
 @frozen
