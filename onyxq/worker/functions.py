@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from onyxq.client import AsyncClient, Step
 from onyxq.client.transactions import Gathered
@@ -13,11 +13,17 @@ from onyxq.core.errors import BadRequest
 from onyxq.system.durations import Milliseconds
 from onyxq.worker.arguments import Arguments
 from onyxq.worker.attempts import Progress
-from onyxq.worker.handles import Application, Called, Reach, TaskHandle
+from onyxq.worker.handles import Application, Called, Reach, TaskHandle, unknown_name
 from onyxq.worker.options import Changes, Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+ELSEWHERE = {
+    **dict.fromkeys(("delay", "send", "defer"), "enqueue(...)"),
+    "apply_async": 'enqueue(...), or options(delay="10s").enqueue(...)',
+}
+"""Names that tasks have in other task queues, and what they are called here."""
 
 Call = tuple[Any, ...] | Mapping[str, Any]
 """The arguments of one call: by position, or by name."""
@@ -39,6 +45,11 @@ class TaskFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.function(*args, **kwargs)
+
+    if not TYPE_CHECKING:  # type checkers must find wrong names
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_name(self, name, ELSEWHERE)
 
     @property
     def queue(self) -> str:

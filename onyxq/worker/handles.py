@@ -12,10 +12,10 @@ import asyncio
 import functools
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import anyio.to_thread
 from attrs import frozen
@@ -33,6 +33,13 @@ from onyxq.worker.contexts import current_bridge
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+ELSEWHERE = {
+    **dict.fromkeys(("status", "ready"), "state()"),
+    **dict.fromkeys(("get", "wait"), "result()"),
+    "revoke": "cancel()",
+}
+"""Names that handles have in other task queues, and what they are called here."""
 
 ASYNC_HINT = "In async code write `await task`, `await function.enqueue_async(...)` or `async for`."
 
@@ -145,7 +152,7 @@ class Called(Generic[R]):
 
 
 class TaskHandle(bytes, Generic[R]):
-    """A task that was enqueued: its result, its progress, and its cancellation.
+    """A task that was enqueued: its result, its state, its progress, and its cancellation.
 
     It is the task's id and can be used wherever an id is asked for. ``id``, and ``str()`` of it, are the 40 hex digits.
     A pickled or copied handle becomes the plain id. ``function.handle(id)`` makes a handle of an id.
@@ -178,6 +185,17 @@ class TaskHandle(bytes, Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         return self.result_async().__await__()
 
+    def state(self) -> str:
+        """Return the task's state: ``scheduled``, ``waiting``, ``ready``, ``claimed``, ``completed`` and so on.
+
+        `Task` explains the states. Raises `NotFound` if the task does not exist.
+        """
+        return self._called.reach.call(AsyncClient.get, self).state
+
+    async def state_async(self) -> str:
+        """Return the task's state from async code; see `state`."""
+        return (await self._called.reach.call_async(AsyncClient.get, self)).state
+
     def progress(self) -> Progress | None:
         """Return the latest progress that the function reported; None if it reported none."""
         return _progress(self._called.reach.call(AsyncClient.task_log, self))
@@ -204,6 +222,11 @@ class TaskHandle(bytes, Generic[R]):
         """Cancel the task from async code; see `cancel`."""
         await self._called.reach.call_async(AsyncClient.cancel, self, claimed=claimed)
 
+    if not TYPE_CHECKING:  # type checkers must find wrong names
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_name(self, name, ELSEWHERE)
+
     # The same as of `bytes`; declared, so that type checkers allow ``handle == id``.
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other)
@@ -218,6 +241,12 @@ class TaskHandle(bytes, Generic[R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (bytes(self),)
+
+
+def unknown_name(owner: object, name: str, meant: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that does not exist, with the name that it has here."""
+    hint = f"; use {meant[name]}" if name in meant else ""
+    return AttributeError(f"{type(owner).__name__!r} has no attribute {name!r}{hint}", name=name, obj=owner)
 
 
 class Updates:

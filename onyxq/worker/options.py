@@ -26,7 +26,7 @@ from onyxq.core.limits import OnConflict, UniqueUntil
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.system.settings import did_you_mean
 from onyxq.worker.resources import used_by
-from onyxq.worker.retries import Backoff, Kinds, Retrying
+from onyxq.worker.retries import Backoff, Kinds, Retrying, pause_ms
 
 RUNS = ("thread", "process")
 KEYS = ("ordering_key", "unique_key")
@@ -51,6 +51,7 @@ class Changes(TaskOptions, UniqueOptions, total=False):
     expires_after_ms: Milliseconds | None
     w: int | None
     timeout_s: Seconds | None
+    delay: Seconds | None
 
 
 class FunctionOptions(Changes, total=False):
@@ -58,6 +59,7 @@ class FunctionOptions(Changes, total=False):
 
     - ``ordering_key``, ``unique_key``: a template such as ``"customer {customer}"``, or a function of the arguments.
     - ``expires_after_ms``: the task fails if it has not started within this time after it is due, in milliseconds.
+    - ``delay``: the same as ``delay_ms``, but in seconds, or as text such as ``"10s"``.
     - ``timeout_s``: seconds after which an attempt is cancelled and counts as failed.
     - ``runs``: ``"thread"`` or ``"process"``, for functions that are not async.
     - ``backoff``: pauses in seconds before the first and further retries; the last one is repeated. Or a function of
@@ -112,6 +114,10 @@ WORKER_DEFAULTS: WorkerOptions = {
 def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with their durations as numbers; raise `BadRequest` naming a wrong one."""
     said = dict(options)
+    if (delay := said.pop("delay", None)) is not None:
+        if "delay_ms" in said:
+            raise BadRequest("delay and delay_ms exclude each other", field="delay")
+        said["delay_ms"] = pause_ms(delay, "delay")
     for name in said.keys() & {"delay_ms", "backoff_ms", "expires_after_ms"}:
         said[name] = as_milliseconds(said[name], name)
     for name in said.keys() & {"timeout_s", "retry_for_s", "unique_period"}:
@@ -156,15 +162,15 @@ class Options:
     def of(options: Mapping[str, Any]) -> Options:
         """Return the options of known names; raise `BadRequest` for an unknown name."""
         for name in options:
-            if name not in fields_dict(Options):
-                raise _unknown(name, "task", list(fields_dict(Options)))
+            if name not in DEFAULTS:
+                raise _unknown(name, "task", list(DEFAULTS))
         return Options(**_numbers(options))
 
     def changed(self, changes: Mapping[str, Any]) -> Options:
         """Return the options with some changed; raise `BadRequest` for an unknown name."""
         for name in changes:
-            if name not in fields_dict(Options) or name in OF_FUNCTION:
-                raise _unknown(name, "call", [one for one in fields_dict(Options) if one not in OF_FUNCTION])
+            if name not in DEFAULTS or name in OF_FUNCTION:
+                raise _unknown(name, "call", [one for one in DEFAULTS if one not in OF_FUNCTION])
         return evolve(self, **_numbers(changes))
 
     @property
@@ -270,7 +276,7 @@ class Options:
         return made
 
 
-DEFAULTS: dict[str, Any] = {name: known.default for name, known in fields_dict(Options).items()}
+DEFAULTS: dict[str, Any] = {name: known.default for name, known in fields_dict(Options).items()} | {"delay": None}
 
 
 def _unknown(name: str, place: str, options: list[str]) -> BadRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -42,6 +43,23 @@ def test_keys_are_made_of_the_arguments() -> None:
             "d": ("all", None, 3, None),
             "e": (None, "e", 3, 1),
         }
+
+
+@pytest.mark.parametrize(
+    "delay", [{"delay": "10s"}, {"delay": 10}, {"delay": timedelta(seconds=10)}, {"delay_ms": "10s"}]
+)
+def test_a_call_is_delayed(delay: Any) -> None:
+    """``delay`` is in seconds, as on the command line and for timeouts."""
+    app = App()
+    send = app.task(name="send", queue="q")(lambda: None)
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        task = send.options(**delay).enqueue()
+        assert cluster.client().get(task).at_ms - cluster.client().get(send.enqueue()).at_ms in range(9_900, 10_100)
+    with pytest.raises(BadRequest, match="exclude each other"):
+        send.options(delay="1s", delay_ms=5)
+    with pytest.raises(BadRequest, match="delay needs a unit: 5s or 5ms"):
+        send.options(delay="5")
 
 
 def test_calls_of_one_key_run_one_after_the_other() -> None:

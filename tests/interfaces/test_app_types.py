@@ -65,7 +65,7 @@ send.enqueue("a")  # wrong
 send.options(delay_ms=5).enqueue("a", "b")
 send.options(delay_ms="5s", timeout_s=timedelta(minutes=1)).enqueue("a", "b")
 send.options(delay_ms=5).enqueue("a", bodi="b")  # wrong
-send.options(delay="x")  # wrong
+send.options(delay=[1])  # wrong
 send.options(delay_ms=[1])  # wrong
 send.options(retries="5")  # wrong
 send.s("a", 7)  # wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,35 @@ def test_a_task_that_fails_has_no_result(cluster: Cluster) -> None:
     with pytest.raises(TaskFailed, match="ValueError: it is below 0") as failed:
         task.result()
     assert isinstance(failed.value, Conflict)
+
+
+def test_a_handle_knows_the_state(cluster: Cluster) -> None:
+    """It is read from the cluster at each call."""
+    task = double.enqueue(4)
+    assert task.state() == "ready"
+    cluster.drain()
+    assert task.state() == "completed"
+    assert repr(cluster.client().get(task)) == f"<task {task.id} of queue 'q': completed>"
+
+
+@pytest.mark.parametrize(("name", "here"), [("status", "state()"), ("get", "result()"), ("nothing", "'nothing'")])
+def test_names_of_other_queues_are_answered_with_ours(name: str, here: str) -> None:
+    """Users of Celery or RQ type them first."""
+    with pytest.raises(AttributeError, match=re.escape(here)):
+        getattr(double.handle("00" * 20), name)
+    with pytest.raises(AttributeError, match=r"no attribute 'delay'; use enqueue\(\.\.\.\)"):
+        getattr(double, "delay")  # noqa: B009  # type checkers know that it does not exist
+    assert not hasattr(double, "nothing")
+
+
+def test_a_part_of_an_id_is_for_the_command_line() -> None:
+    """A program that has a part has lost the rest."""
+    with pytest.raises(BadRequest, match="not 'abc'") as refused:
+        double.handle("abc")
+    assert "first digits of an id are enough on the command line only" in refused.value.advice
+    with pytest.raises(BadRequest) as refused:
+        double.handle("no id")
+    assert not refused.value.advice
 
 
 def test_a_task_is_cancelled_by_its_handle(cluster: Cluster) -> None:

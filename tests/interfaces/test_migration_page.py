@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import fields_dict
 
 from onyxq import App, Client
 from onyxq.core.queue_settings import SETTINGS
@@ -20,7 +19,7 @@ from onyxq.interfaces.cli.parser import build
 from onyxq.testing import Cluster, open_cluster
 from onyxq.worker import BlockingContext, Context
 from onyxq.worker.functions import TaskFunction
-from onyxq.worker.options import Options
+from onyxq.worker.options import DEFAULTS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/migration.rst").read_text("utf-8")
 BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)")
@@ -96,7 +95,7 @@ def test_options_and_settings_that_are_named_exist() -> None:
     """In the second columns this is every option with a value, queue setting, and method of a known class."""
     text = "\n".join(HERE)
     options = set(re.findall(r"``(\w+)=", text)) | set(re.findall(r"options\((\w+)=", text))
-    assert len(options) > 8 and options <= set(fields_dict(Options)), options - set(fields_dict(Options))
+    assert len(options) > 8 and options <= set(DEFAULTS), options - set(DEFAULTS)
     settings = set(re.findall(r"queue set Q (\w+)=", text))
     assert settings and settings <= set(SETTINGS)
     for name, kinds in (
