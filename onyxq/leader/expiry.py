@@ -166,7 +166,7 @@ class Expiry:
         )
         for stretch, pieces in sorted(late):
             finished = self._host.store.finished_bits(stretch)
-            for offset, count, token, _, _ in pieces:
+            for offset, count, token, worker, _ in pieces:
                 run = Run(id_at(stretch, offset), count)
                 # A renewal that is on its way is decided first, because an expiry may fail the task for good.
                 bits = mask_of(*run) & ~state.bits(State.FINISHING, stretch) & ~state.bits(State.RENEWING, stretch)
@@ -182,7 +182,7 @@ class Expiry:
                     rows = stored_rows(self._host.store, part, leader.mark())
                     over.append(Finish(part, token, facts.COMPLETED, [], rows))
                 for part in runs_of(stretch, bits & ~done):
-                    self._plan_expiry(part, token, lapsed, dead)
+                    self._plan_expiry(part, token, worker, lapsed, dead)
         if dead:
             over += self._without_commits(leader.partition, dead)
         if over:
@@ -201,7 +201,9 @@ class Expiry:
         """Return an entry that changes nothing; its record moves log time."""
         return expire_claims.Args(partition, self._host.leaders[partition].epoch, ())
 
-    def _plan_expiry(self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[Finish]) -> None:
+    def _plan_expiry(
+        self, run: Run, token: int, worker: str, lapsed: list[expire_claims.Expiry], dead: list[Finish]
+    ) -> None:
         for piece in self._host.granter.pieces(run, token):
             try:
                 row = self._host.store.task_row(piece.row_first)
@@ -211,8 +213,8 @@ class Expiry:
             attempts = piece.attempts + 1
             for part in runs_of(stretch_of(run.first), piece.bits):
                 if policy.is_spent(attempts, piece.base):
-                    note = f"the lease expired in attempt {attempts}".encode()
-                    dead.append(Finish(part, token, policy.failure, [note] * part.count))
+                    note = f"worker {worker} stopped answering in attempt {attempts} (its lease ended); no retry left"
+                    dead.append(Finish(part, token, policy.failure, [note.encode()] * part.count))
                 else:
                     lapsed.append(expire_claims.Expiry(token, attempts, (part,)))
 
