@@ -160,20 +160,21 @@ class Client:
         """
         portal, handover = self._portal, _Handover()
         future: Future[R] | None = None
+        failure: OnyxqError | None = None
         try:
             if portal is not None:
                 future = portal.start_task_soon(self._until_closed, call, handover)
                 return future.result()
         except OnyxqError as error:
             # The frames of the other thread's event loop say nothing to the caller.
-            raise error.with_traceback(None)  # noqa: B904  # it is the same error
+            failure = error.with_traceback(None)
         except RuntimeError:
             if self._portal is portal:
                 raise
         except BaseException:
             self._abandon(portal, future, handover)
             raise
-        raise _not_open()
+        raise failure or _not_open()
 
     async def awaited(self, method: AsyncMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method of `AsyncClient` from async code on any event loop, and do not block it.
@@ -193,10 +194,10 @@ class Client:
         except BaseException:
             self._abandon(portal, future, handover)
             raise
-        try:
-            return future.result()
-        except OnyxqError as error:
-            raise error.with_traceback(None)  # noqa: B904  # as in `_run`
+        failure = future.exception()
+        if isinstance(failure, OnyxqError):
+            raise failure.with_traceback(None)
+        return future.result()
 
     def _abandon(self, portal: BlockingPortal | None, future: Future[R] | None, handover: _Handover) -> None:
         """Cancel a call whose caller is gone; give back the claims that it may have got already.

@@ -227,7 +227,8 @@ def told_here(call: Callable[[], T]) -> T:
     try:
         return call()
     except (OnyxqError, AssertionError) as error:
-        raise error.with_traceback(None)  # noqa: B904  # it is the same error
+        failure = error.with_traceback(None)
+    raise failure
 
 
 async def told_there(call: Awaitable[T]) -> T:
@@ -236,7 +237,8 @@ async def told_there(call: Awaitable[T]) -> T:
     try:
         return await call
     except (OnyxqError, AssertionError) as error:
-        raise error.with_traceback(None)  # noqa: B904  # it is the same error
+        failure = error.with_traceback(None)
+    raise failure
 
 
 class _MachinesFlow(AsyncFlowHandle):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -21,6 +22,7 @@ from onyxq.client import AsyncClient, Client, blocking
 from onyxq.client.claims import ClaimBatch, ClaimedRun
 from onyxq.core.ids import make_id
 from onyxq.errors import Unavailable
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.live_world import running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +49,17 @@ except KeyboardInterrupt:
             thread.join(10)
     print([thread.name for thread in threading.enumerate()])
 """
+
+
+def test_a_traceback_shows_the_call_and_little_of_the_client() -> None:
+    """It has no frames of the event loop, and no comments of ours that look like instructions to the reader."""
+    network = SimulatedNetwork().host("w")
+    with Client("a:1", network=network, connect_timeout_ms=1, backend="trio") as client:
+        with pytest.raises(Unavailable) as refused:
+            client.get("00" * 20)
+    shown = "".join(traceback.format_exception(refused.value))
+    assert len(refused.traceback) <= 3
+    assert "client.get(" in shown and "noqa" not in shown and "#" not in shown
 
 
 def test_calls_of_other_threads_end_when_it_is_closed() -> None:
