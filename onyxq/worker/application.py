@@ -98,7 +98,7 @@ class AppWorker(Worker):
     async def _serve(self, client: AsyncClient) -> OnyxqError | None:
         """Work until `stop`; return an error that no retry can fix."""
         failure: OnyxqError | None = None
-        async with Threads(freed=self._wake) as self._threads:
+        async with Threads(freed=self._wake, stopping=lambda: self._stopping) as self._threads:
             self._processes = Processes(
                 self._threads,
                 address=self._connection.address,

@@ -57,10 +57,16 @@ class _Call(Generic[T]):
 
 
 class Threads:
-    """Threads that run functions; used in ``async with``. Calls ``freed`` when an abandoned thread ends."""
+    """Threads that run functions; used in ``async with``.
 
-    def __init__(self, *, freed: Callable[[], None] = lambda: None) -> None:
-        self._freed = freed
+    ``freed`` is called when an abandoned thread ends. ``stopping``: whether the worker stops, so that slots do not
+    matter any more.
+    """
+
+    def __init__(
+        self, *, freed: Callable[[], None] = lambda: None, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._freed, self._stopping = freed, stopping
         self._idle: list[queue.SimpleQueue[_Call[Any] | None]] = []
         self.left = 0
         """Number of abandoned threads that have not ended."""
@@ -108,7 +114,8 @@ class Threads:
             if not call.done.is_set():
                 call.left = True
                 self.left += 1
-                log.warning("a function still runs although its attempt is over; it keeps its slot until it ends")
+                if not self._stopping():
+                    log.warning("a function still runs although its attempt is over; it keeps its slot until it ends")
             if not call.done.is_set() or isinstance(call.error, TaskCancelled):
                 raise
         return call.outcome()

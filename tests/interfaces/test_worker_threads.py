@@ -189,8 +189,10 @@ def test_a_worker_without_a_slot_left_ends_with_the_reason() -> None:
 
 
 @BACKENDS
-def test_a_second_signal_leaves_a_thread_and_gives_its_task_back(backend: str) -> None:
-    """This happens soon, and is not counted."""
+def test_a_second_signal_leaves_a_thread_and_gives_its_task_back(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This happens soon, and is not counted. Its slot does not matter any more."""
 
     async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
         app = App()
@@ -211,6 +213,7 @@ def test_a_second_signal_leaves_a_thread_and_gives_its_task_back(backend: str) -
 
         await with_worker(cluster, network, worker, body)
         assert cluster.tokens == cluster.outcomes == {}
+        assert "keeps its slot" not in caplog.text
         go_on.set()
 
     play_in_real_time(scenario, backend)
