@@ -24,7 +24,7 @@ from onyxq import OF_QUEUE, App, __version__
 from onyxq.client import AsyncClient
 from onyxq.interfaces.cli.logs import TerminalHandler, TerminalLines, TextLines
 from onyxq.interfaces.cli.output import Output
-from onyxq.interfaces.cli.processes.worker import banner
+from onyxq.interfaces.cli.processes.worker import banner, schedules
 from onyxq.wire.server import Request
 from onyxq.wire.tcp import TcpNetwork
 from onyxq.worker import console
@@ -239,6 +239,18 @@ def test_a_banner_warns_of_queues_without_functions() -> None:
     ]
     assert "no function of shop:app uses the queue mial; did you mean mail?" in lines
     assert "tasks in the queue books are left to other workers (--queues)" in lines
+
+
+def test_a_banner_lists_the_schedules() -> None:
+    """A misread cron field shows at once in the next time."""
+    app = App("a:1")
+    for name, schedule, zone in (("report", "* * * * *", "UTC"), ("close", "0 18 * * 5", "Europe/Berlin")):
+        app.periodic(schedule, name=name, zone=zone)(app.task(name=name)(lambda: None))
+    assert schedules(app, 1_900_000_000_000) == [
+        "  schedules    report: * * * * *, next 2030-03-17 17:47:00 UTC",
+        "               close: 0 18 * * 5, next 2030-03-22 18:00:00 Europe/Berlin",
+    ]
+    assert any("report: * * * * *" in line for line in banner("shop:app", app, app.worker(), slots="1"))
 
 
 class _Terminal(io.StringIO):

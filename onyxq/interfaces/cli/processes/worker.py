@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from onyxq import __version__
+from onyxq.core import cron
 from onyxq.core.errors import BadRequest, ClusterMismatch
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
 from onyxq.interfaces.cli import logs
@@ -88,6 +91,7 @@ def banner(target: str, app: App, worker: AppWorker, *, slots: str) -> list[str]
         f"  queues       {', '.join(worker.queues)}",
         f"  slots        {slots}",
         f"  cluster      {address}",
+        *schedules(app, time.time_ns() // 1_000_000),
     ]
     used = sorted({task.queue for task in app.tasks.values()})
     for queue in worker.queues:
@@ -97,6 +101,17 @@ def banner(target: str, app: App, worker: AppWorker, *, slots: str) -> list[str]
         if queue not in worker.queues:
             lines.append(f"tasks in the queue {queue} are left to other workers (--queues)")
     return [*lines, f"Ctrl-C stops after the running tasks, which may take {duration(worker.drain_s)}"]
+
+
+def schedules(app: App, now_ms: int) -> list[str]:
+    """Return a line for each schedule of an application, with the next time at which it is due."""
+    lines: list[str] = []
+    for one in app.periodics:
+        due = cron.next_ms(cron.parse(one.schedule), one.zone, now_ms)
+        moment = datetime.fromtimestamp(due / 1000, cron.zone_of(one.zone)) if due < cron.NEVER_MS else None
+        when = f"{moment:%Y-%m-%d %H:%M:%S} {one.zone}" if moment else "never"
+        lines.append(f"  {'' if lines else 'schedules':<11}  {one.name}: {one.schedule}, next {when}")
+    return lines
 
 
 def bounds(text: str) -> tuple[int, int]:
