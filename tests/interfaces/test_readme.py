@@ -66,8 +66,7 @@ def test_the_demo_does_what_the_first_screen_says() -> None:
 def first_hour(tmp_path: Path) -> Path:
     """A directory with the three files of the first hour."""
     tasks, schedule, test, web, _ = programs()
-    before, main, after = tasks.partition("if __name__")
-    (tmp_path / "tasks.py").write_text(f"{before}{schedule}\n\n{main}{after}", "utf-8")
+    (tmp_path / "tasks.py").write_text(f"{tasks}\n\n{schedule}", "utf-8")
     (tmp_path / "test_tasks.py").write_text(test, "utf-8")
     (tmp_path / "web.py").write_text(web, "utf-8")
     return tmp_path
@@ -98,11 +97,13 @@ def test_the_first_hour_shows_what_the_page_says(first_hour: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT), **place}
         with subprocess.Popen(started, cwd=first_hour, env=environment, stdout=subprocess.PIPE) as worker:
             try:
-                assert ran(first_hour, "tasks.py", **place).strip() == said
-                failed = ran(first_hour, "-m", "onyxq", "task", "call", "tasks:send", "nobody", **place).strip()
-                ran(first_hour, "-m", "onyxq", "task", "wait", failed, code=1, **place)
+                call = ["-m", "onyxq", "task", "call", "tasks:send"]
+                assert ran(first_hour, *call, "ann@example.org", "--wait", **place).endswith(f'completed: "{said}"\n')
+                failed, _, why = ran(first_hour, *call, "nobody", "--wait", code=1, **place).partition(" failed: ")
+                assert why == "ValueError: not an address: nobody\n"
                 shown = ran(first_hour, "-m", "onyxq", "task", "get", failed, **place)
                 assert "3 of 3" in shown and 'raise ValueError(f"not an address: {to}")' in shown
+                assert ran(first_hour, "-c", _IN_A_PROGRAM, **place).split() == ["scheduled", "completed"]
                 assert ran(first_hour, "-m", "onyxq", "task", "retry", failed, **place).strip() == "requeued: 1"
                 assert ran(first_hour, "-c", _ORDERED, **place).strip() == said
             finally:
@@ -111,6 +112,13 @@ def test_the_first_hour_shows_what_the_page_says(first_hour: Path) -> None:
     assert printed.decode().startswith("sending to ann@example.org")
 
 
+_IN_A_PROGRAM = """
+from tasks import send
+
+task = send.enqueue("ann@example.org")
+task.result(timeout="30s")
+print(send.options(delay="10m").enqueue("ann@example.org").state(), task.state())
+"""
 _ORDERED = """
 from fastapi.testclient import TestClient
 from tasks import send
@@ -132,10 +140,10 @@ def test_the_test_of_the_first_hour_passes(first_hour: Path) -> None:
 
 
 def test_the_first_hour_is_short() -> None:
-    """At most ten commands and forty lines of Python."""
+    """At most ten commands, the installation included, and forty lines of Python."""
     page = README.split("\nThe first hour\n", 1)[1].split("\nSee it work\n", 1)[0]
     lines = [line for program in programs()[:4] for line in program.splitlines() if line.strip()]
-    typed = re.findall(r"^    (?:onyxq|python|hypercorn|curl) .*|``(?:pip install -e '.*|pytest)``", page, re.MULTILINE)
+    typed = re.findall(r"^    (?:onyxq|python3?|\.|pip|hypercorn|curl) .*|``pytest``", page, re.MULTILINE)
     assert len(lines) <= 40
     assert 8 <= len(typed) <= 10
 
