@@ -214,6 +214,15 @@ MOVES = (
     "a node dropped a copy that moved away",
 )
 """Probes of the search of facts with moves."""
+TRANSACTIONS = (
+    "a transaction of several partitions was committed",
+    "a transaction was settled by a successor",
+    "a transaction was refused for a claim",
+    "a claim ended between prepare and commit",
+    "a commit came after its deadline",
+    "a repeat was committed again",
+)
+"""Probes of the search of facts with transactions."""
 
 OF_WORLDS = (*STANDARD, *OTHERS)
 OF_SEARCHES = tuple(dict.fromkeys((*SEARCH, *JOBS)))

@@ -42,6 +42,7 @@ from simulation.search.facts import FactsSearch
 from simulation.search.jobs_search import JobSearch
 from simulation.search.moves.search import MovesSearch
 from simulation.search.search import Search
+from simulation.search.transactions.search import TransactionsSearch
 from simulation.world.failing_disks import failing_disks
 from simulation.world.faults import EPISODES, storm
 from simulation.world.load import Mix, under_load
@@ -416,6 +417,7 @@ _ALL: tuple[Playable, ...] = (
     SearchWorkload("explorer", "a search through interleavings of the pure cluster", Search),
     SearchWorkload("facts", "a search through what leaders decide about tasks", FactsSearch),
     SearchWorkload("facts_moves", "the same while copies move, nodes stay away and partitions are forced", MovesSearch),
+    SearchWorkload("facts_transactions", "the same while clients commit transactions of tasks", TransactionsSearch),
 )
 WORKLOADS: Mapping[str, Playable] = {one.name: one for one in _ALL}
 """Every workload by name."""

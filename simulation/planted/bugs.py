@@ -11,6 +11,7 @@ from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_disks import DISK_BUGS
 from simulation.planted.bugs_early_grants import EARLY_GRANT_BUGS
 from simulation.planted.bugs_facts import FACT_BUGS
+from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS
 from simulation.planted.bugs_flows import FLOW_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_leaders import LEADER_BUGS
@@ -58,6 +59,7 @@ PLANTED: tuple[Planted, ...] = (
     *LEASE_BUGS,
     *EARLY_GRANT_BUGS,
     *FACT_BUGS,
+    *FACT_TRANSACTION_BUGS,
     *MOVE_BUGS,
 )
 """Every planted bug."""

@@ -19,22 +19,26 @@ from simulation.planted.planted import Planted
 from simulation.planted.seams import Fault, instead, returning
 
 
-def _in_time(original: Callable[..., str]) -> Callable[..., str]:
+def in_time(original: Callable[..., str]) -> Callable[..., str]:
+    """Let every commit come in time."""
+
     def problem(replica: Replica, args: Commit, stamp: Stamp) -> str:
         return original(replica, evolve(args, deadline_ms=max(args.deadline_ms, stamp.log_time_ms)), stamp)
 
     return problem
 
 
-def _deadlines_passed(original: Callable[[Replica, int, str], bool]) -> Callable[[Replica, int, str], bool]:
+def deadlines_passed(original: Callable[[Replica, int, str], bool]) -> Callable[[Replica, int, str], bool]:
+    """Have the deadlines of all transactions passed."""
     return lambda replica, partition, key: original(evolve(replica, log_time_ms=sys.maxsize), partition, key)
 
 
-def _under_way(replica: Replica, name: str) -> object:
+def under_way(replica: Replica, name: str) -> object:
+    """Remember only transactions that have not settled."""
     return True if name in replica.transactions else None
 
 
-def _in_the_background(answer: object) -> Fault:
+def in_the_background(answer: object) -> Fault:
     """Return the fault that runs a method in the background and answers at once."""
 
     def fault(original: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
@@ -57,7 +61,8 @@ def _nothing_pulled(original: Callable[..., Awaitable[set[str]]]) -> Callable[..
     return pull
 
 
-def _completed_only(args: Commit) -> tuple[Claim, ...]:
+def completed_only(args: Commit) -> tuple[Claim, ...]:
+    """Return the claims that a commit completes, without those that it requires."""
     return args.claims
 
 
@@ -65,7 +70,7 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     Planted(
         "a commit ignores its deadline",
         "log_entries.commit_transaction:_problem",
-        _in_time,
+        in_time,
         "a transaction commits after nodes deleted its pending rows",
         "lagging",
         quick=6,
@@ -73,7 +78,7 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     Planted(
         "pending rows are deleted before the deadline",
         "onyxq.leader.cohort.pending_facts:is_over",
-        _deadlines_passed,
+        deadlines_passed,
         "a transaction commits without its pending rows",
         "log_away",
         quick=2,
@@ -88,7 +93,7 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     Planted(
         "a commit does not check its required claims",
         "log_entries.commit_transaction:_needed",
-        instead(_completed_only),
+        instead(completed_only),
         "a transaction commits under an expired claim",
         "late_commits",
         quick=2,
@@ -96,14 +101,14 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     Planted(
         "a repeated transaction commits again",
         "log_entries.commit_transaction:answer_of",
-        instead(_under_way),
+        instead(under_way),
         "a transaction that two nodes coordinate is applied twice",
         "asked_twice",
     ),
     Planted(
         "a part settles before it is written",
         "onyxq.leader.transaction_apply:TransactionApplier._make_visible",
-        _in_the_background(None),
+        in_the_background(None),
         "committed facts are lost with a leader",
         "dead_leaders",
         quick=2,
@@ -111,7 +116,7 @@ TRANSACTION_BUGS: tuple[Planted, ...] = (
     Planted(
         "a part counts as prepared before a majority has its rows",
         "onyxq.leader.transaction_parts:TransactionParts._keep",
-        _in_the_background({}),
+        in_the_background({}),
         "no live node has the rows of a committed transaction",
         "dying",
     ),

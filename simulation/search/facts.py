@@ -7,7 +7,7 @@ end the faults stop, and everything must come to rest. ``onyxq simulate --worklo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import ClassVar, TypeVar
@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 
 from onyxq.leader.cohort.replication import Sender
 from onyxq.leader.leader import PartitionLeader
-from simulation.checkers import Broken, Course
+from simulation.checkers import Broken, Course, LogChecker
 from simulation.checkers.tokens_increase import TokensIncrease
 from simulation.probes import Probes
 from simulation.search.facts_calm import calm, settle
@@ -155,13 +155,12 @@ class FactsSearch:
             return trio.run(main, clock=clock)
 
     def _run(self, clock: SearchClock, steps: int) -> FactsRun:
-        plan = self.plan
         self._found(clock)
         facts = self.facts
-        facts.course.checkers = (TokensIncrease(), self.model)
-        self.clients = Clients(facts, self.model, self.draw, plan.partitions)
+        facts.course.checkers = (TokensIncrease(), *self._checkers(), self.model)
+        self.clients = self._new_clients()
         self.model.wall_ms = self.clients.now_ms
-        self.made = made = FactsRun(self.seed, plan, facts.course, self.probes)
+        self.made = made = FactsRun(self.seed, self.plan, facts.course, self.probes)
         try:
             with told_as_broken():
                 for _ in range(steps):
@@ -182,6 +181,14 @@ class FactsSearch:
         """Make the cluster, and the model of its clients."""
         self.facts = Facts(clock, self.draw, nodes=self.plan.nodes, partitions=self.plan.partitions)
         self.model = Model()
+
+    def _new_clients(self) -> Clients:
+        """Return the clients."""
+        return Clients(self.facts, self.model, self.draw, self.plan.partitions)
+
+    def _checkers(self) -> Sequence[LogChecker]:
+        """Return the checkers of the log besides the model."""
+        return ()
 
     def _calm(self) -> int:
         """Stop the faults; return the number of steps until all is at rest."""
@@ -342,14 +349,17 @@ class FactsSearch:
     def _keyed(self) -> None:
         self.clients.enqueue(key=f"k{self._below(self.plan.keys)}")
 
-    def _unique(self) -> None:
+    def _unique_key(self, choices: tuple[str, ...] = CHOICES) -> UniqueKey:
         number = self._below(4 * self.plan.keys)
-        unique = UniqueKey(
+        return UniqueKey(
             f"u{number}",
             until=UNTIL[number % len(UNTIL)],
-            choice=CHOICES[self._below(len(CHOICES))],
+            choice=choices[self._below(len(choices))],
             period_ms=PERIOD_MS if number % 5 == 4 else 0,
         )
+
+    def _unique(self) -> None:
+        unique = self._unique_key()
         self.clients.enqueue(unique=unique, later_ms=50 + self._below(2_000) if self._random() < 0.5 else 0)
 
     def _depending(self) -> None:

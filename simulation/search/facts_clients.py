@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import define, field, frozen
 
@@ -25,7 +25,6 @@ from simulation.search.facts_node import FactsNode
 MAKER = 7
 STRETCH = 12
 """Tasks of a partition before the ids continue in another stretch."""
-LEASES_MS = (300, 300, 900, 3_000)
 
 
 @frozen
@@ -40,6 +39,9 @@ class Given:
 class Clients:
     """See the module's first paragraph."""
 
+    attempts_max: ClassVar[int] = 2
+    """Most attempts of a task."""
+    leases_ms: ClassVar[tuple[int, ...]] = (300, 300, 900, 3_000)
     around: Facts
     model: Model
     draw: Random
@@ -53,22 +55,38 @@ class Clients:
 
     # --- asking
 
-    def ask(self, node: FactsNode, steps: Coroutine[Any, Any, Any], hear: Callable[[Any], None]) -> None:
-        """Send a request to a node."""
+    def ask(
+        self,
+        node: FactsNode,
+        steps: Coroutine[Any, Any, Any],
+        hear: Callable[[Any], None],
+        refused: Callable[[OnyxqError], None] | None = None,
+    ) -> None:
+        """Send a request to a node; ``refused`` takes the error if the whole request is refused."""
         self.open += 1
-        node.procedures.start(steps, partial(self._over, node, hear))
+        node.procedures.start(steps, partial(self._over, node, hear, refused))
 
-    def _over(self, node: FactsNode, hear: Callable[[Any], None], answer: Any, error: BaseException | None) -> None:
+    def _over(
+        self,
+        node: FactsNode,
+        hear: Callable[[Any], None],
+        refused: Callable[[OnyxqError], None] | None,
+        answer: Any,
+        error: BaseException | None,
+    ) -> None:
         self.open -= 1
         if isinstance(error, Withdrawn) and not node.alive:
             return
-        if error is not None and not isinstance(error, OnyxqError):
-            self.around.blame(error, node)
-        elif error is None and self.draw.random() < self.heard:
-            try:
-                hear(answer)
-            except Broken as broken:
-                self.around.broken = self.around.broken or broken
+        try:
+            if error is None:
+                if self.draw.random() < self.heard:
+                    hear(answer)
+            elif not isinstance(error, OnyxqError):
+                self.around.blame(error, node)
+            elif refused is not None and self.draw.random() < self.heard:
+                refused(error)
+        except Broken as broken:
+            self.around.broken = self.around.broken or broken
 
     def leader_of(self, partition: int) -> FactsNode | None:
         """Return the node that a client takes for the leader of a partition."""
@@ -92,9 +110,13 @@ class Clients:
         later_ms: int = 0,
     ) -> None:
         """Enqueue a new task."""
+        self._send(self._new_task(key, unique, depends, later_ms))
+
+    def _new_task(self, key: str, unique: UniqueKey | None, depends: tuple[Task, ...], later_ms: int) -> Task:
+        """Make a task that is about to be sent."""
         named = key or (unique.key if unique else "")
-        partition = int(named[1:]) % self.partitions if named else self._below(self.partitions)
-        number, attempts = self.model.count(), 1 + self._below(2)
+        partition = self._partition_of(named) if named else self._below(self.partitions)
+        number, attempts = self.model.count(), 1 + self._below(self.attempts_max)
         header: dict[str, Any] = {"queue": QUEUE, "retries": attempts - 1, "backoff_ms": 50}
         header |= {"depends": [one.id for one in depends]} if depends else {}
         header |= {"ordering_key": key} if key else {}
@@ -103,7 +125,11 @@ class Clients:
         at_ms = self.now_ms() + later_ms if later_ms else None
         task = Task(self._new_id(partition, at_ms), number, body, attempts, at_ms, key, unique, depends)
         self.model.sent(task)
-        self._send(task)
+        return task
+
+    def _partition_of(self, key: str) -> int:
+        """Return the partition of the tasks of a key."""
+        return int(key[1:]) % self.partitions
 
     def again(self, task: Task) -> None:
         """Repeat an enqueue."""
@@ -143,7 +169,7 @@ class Clients:
         """Claim tasks at the leaders of a node."""
         node = node or self.leader_of(self._below(self.partitions))
         if node is not None:
-            lease_ms = LEASES_MS[self._below(len(LEASES_MS))]
+            lease_ms = self.leases_ms[self._below(len(self.leases_ms))]
             self.ask(node, claim_here(node, [([QUEUE], most, lease_ms, "w", 0)], 0), self._given)
 
     def _given(self, answer: Any) -> None:
@@ -197,7 +223,7 @@ class Clients:
         """Extend a lease."""
         node = self.leader_of(partition_of(given.task.id))
         if node is not None:
-            lease_ms = LEASES_MS[self._below(len(LEASES_MS))]
+            lease_ms = self.leases_ms[self._below(len(self.leases_ms))]
             request = Renew(items=[Renewal(given.task.id, 1, given.token, lease_ms)])
             self.ask(node, node.operations.claim_updates.renew(request), partial(self._refused, given))
 

@@ -352,6 +352,7 @@ class FactsNode(Node):
             return
         self.epochs[number] = leader.epoch
         await self._until_stored(Batch(epochs=((number, leader.epoch),)))
+        leader._pending_shared.update(self.store.pending_transactions(number))
         leader._promised.set()
         await self._until_read(leader)
         while not leader.ready and not leader.deposed:
@@ -396,6 +397,7 @@ class FactsNode(Node):
             rows = differing(other, self, number)
             if rows:
                 await leader.keep(other.node_id, rows)
+            await self._share_pending(leader, other.node_id)
             leader._merged.add(other.node_id)
             self.progress.fire()
             mine = [[row.key, row.value] for row in differing(self, other, number)]
@@ -407,6 +409,9 @@ class FactsNode(Node):
             self.progress.fire()
         except OnyxqError:
             leader._failing.add(other.node_id)
+
+    async def _share_pending(self, leader: PartitionLeader, other: str) -> None:
+        """Exchange no pending rows with another node, because this search makes no transactions."""
 
     def behind(self, leader: PartitionLeader) -> list[str]:
         """Return the holders that the leader has to compare with its own copy."""

@@ -25,6 +25,7 @@ from simulation.search.facts_states import PAIRS, alone, during, follows
 from simulation.search.moves.cluster import COPIES, MovingFacts, unsettled_copies
 from simulation.search.moves.model import MovesModel
 from simulation.search.moves.search import MovesSearch
+from simulation.search.transactions.search import TransactionsSearch
 from simulation.workloads import WORKLOADS
 
 QUICK = [planted for planted in FACT_BUGS if planted.quick]
@@ -56,7 +57,7 @@ def test_many_runs_keep_them() -> None:
         assert run.broken is None, f"seed {seed}: {run.broken}"
 
 
-@pytest.mark.parametrize("search", [FactsSearch, MovesSearch])
+@pytest.mark.parametrize("search", [FactsSearch, MovesSearch, TransactionsSearch])
 def test_the_same_seed_makes_the_same_run(search: type[FactsSearch]) -> None:
     """Equal moves, equal bytes in the log: a seed is enough to play a run again."""
     first, second = (search(3).run(1_000) for _ in range(2))
@@ -64,7 +65,7 @@ def test_the_same_seed_makes_the_same_run(search: type[FactsSearch]) -> None:
     assert [record.data for record in first.course.records] == [record.data for record in second.course.records]
 
 
-@pytest.mark.parametrize("name", ["facts", "facts_moves"])
+@pytest.mark.parametrize("name", ["facts", "facts_moves", "facts_transactions"])
 def test_it_is_a_workload(name: str) -> None:
     """So runs from many seeds can be played side by side."""
     assert WORKLOADS[name].play(2).applied > 20

@@ -14,7 +14,6 @@ from onyxq.leader.grants.keyed_rows import AGAIN_EVERY_S
 from onyxq.leader.state.states import State
 from simulation.checkers import Broken
 from simulation.planted.seams import Fault, faulty, instead
-from simulation.search import facts_clients
 from simulation.search.facts_calm import settle, work
 from simulation.search.facts_clients import MAKER, Clients
 from simulation.search.facts_cluster import Facts
@@ -80,7 +79,7 @@ def test_a_task_with_a_key_is_granted_once_a_majority_has_it(
     options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that dies earlier has given it to no worker, and a fault that grants it at once is found."""
-    monkeypatch.setattr(facts_clients, "LEASES_MS", (60_000,))
+    monkeypatch.setattr(Clients, "leases_ms", (60_000,))
     assert play(options) == 0
     with pytest.raises(Broken, match="is granted while"):
         play(options, [GRANTED_AT_ONCE])

@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from onyxq.core.errors import Unavailable
-from simulation.search import facts_clients
 from simulation.search.facts_calm import settle, work
 from simulation.search.facts_clients import Clients
 from simulation.search.facts_cluster import Facts
@@ -61,7 +60,7 @@ async def refuse(args: dict[str, Any]) -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_the_next_task_of_the_key_is_granted(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The claim of the finished task is released long before its lease is over; then nothing offered the next task."""
-    monkeypatch.setattr(facts_clients, "LEASES_MS", (60_000,))
+    monkeypatch.setattr(Clients, "leases_ms", (60_000,))
     clock = SearchClock()
 
     async def main() -> None:

@@ -1,0 +1,115 @@
+"""The search of transactions at leaders: they keep their promises, and planted bugs are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import trio
+
+from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS
+from simulation.planted.planted import Planted
+from simulation.planted.seams import faulty
+from simulation.probes import TRANSACTIONS, Probes
+from simulation.search.facts_calm import calm, work
+from simulation.search.facts_clients import Given
+from simulation.search.facts_model import Task, UniqueKey
+from simulation.search.facts_node import FactsNode, SearchClock
+from simulation.search.transactions.clients import TransactingClients
+from simulation.search.transactions.model import TransactingModel
+from simulation.search.transactions.node import TransactingFacts
+from simulation.search.transactions.search import TransactionsSearch, unsettled_transactions
+
+QUICK = [planted for planted in FACT_TRANSACTION_BUGS if planted.quick]
+
+
+@pytest.mark.long
+def test_transactions_are_done_as_a_whole_or_not_at_all() -> None:
+    """``onyxq simulate --workload facts_transactions --seed N`` plays one of the runs again."""
+    probes = Probes(TransactionsSearch.probed)
+    for seed in range(1, 41):
+        run = TransactionsSearch(seed).run()
+        assert run.broken is None, f"seed {seed}: {run.broken}"
+        probes.add(run.probes)
+    assert not {*TRANSACTIONS} & {*probes.unreached()}, probes.table()
+
+
+@pytest.mark.parametrize("planted", QUICK, ids=lambda planted: planted.name)
+def test_a_planted_bug_is_found_soon(planted: Planted) -> None:
+    """A few runs find it, in seconds."""
+    with faulty(planted.faults):
+        assert any(TransactionsSearch(seed).run().broken for seed in range(1, planted.quick + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "planted", [one for one in FACT_TRANSACTION_BUGS if not one.quick], ids=lambda planted: planted.name
+)
+def test_a_rare_planted_bug_is_found(planted: Planted) -> None:
+    """More runs find it."""
+    with faulty(planted.faults):
+        assert any(TransactionsSearch(seed).run().broken for seed in range(1, planted.runs + 1))
+
+
+class Once(TransactingClients):
+    """Clients whose tasks fail for good at once."""
+
+    attempts_max = 1
+
+
+class Transacting:
+    """A cluster of two nodes with one partition, and its clients."""
+
+    def __init__(self, clock: SearchClock) -> None:
+        self.model = model = TransactingModel(
+            disks=lambda: {name: node.disk.tables for name, node in self.facts.nodes.items()}
+        )
+        self.facts = TransactingFacts(clock, Random(1), nodes=2, partitions=1, last_attempt=model.may_be_last)
+        model.replica = self.facts.found
+        self.facts.course.checkers = (model,)
+        self.clients = Once(self.facts, model, Random(1), 1, heard=1.0)
+        model.wall_ms = self.clients.now_ms
+        self.rest()
+
+    def rest(self) -> None:
+        """Let all nodes do what there is to do, and workers finish all tasks."""
+        calm(self.facts, self.clients, self.model, differences=unsettled_transactions)
+
+    @property
+    def leader(self) -> FactsNode:
+        """The node that leads the partition."""
+        (node,) = [node for node in self.facts.living() if node.leaders]
+        return node
+
+    def claimed(self) -> Given:
+        """Return the claim of a task that is ready."""
+        before = len(self.clients.held)
+        for _ in range(20):
+            self.clients.claim(1, self.leader)
+            work(self.facts)
+            if len(self.clients.held) > before:
+                return self.clients.held[-1]
+            self.facts.wait(0.05)
+        raise AssertionError("no task is granted")
+
+    def enqueue(self, unique: UniqueKey | None = None) -> Task:
+        """Return a new task that is sent."""
+        self.clients.enqueue(unique=unique)
+        *_, task = self.model.tasks.values()
+        for _ in range(20):
+            work(self.facts)
+            if task.acked:
+                break
+            self.clients.again(task)
+        return task
+
+
+def play(scene: Callable[[Transacting], None]) -> None:
+    """Play a scene."""
+    clock = SearchClock()
+
+    async def main() -> None:
+        scene(Transacting(clock))
+
+    trio.run(main, clock=clock)
