@@ -25,7 +25,7 @@ from attrs import frozen
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, Unavailable
 from onyxq.core.ids import Run, TaskId, is_callback, mask_of, ms_of, partition_of, stretch_of
-from onyxq.core.replica import claim_of
+from onyxq.core.replica import HELD_MS, claim_of
 from onyxq.core.task_headers import (
     CALLBACK,
     CHANGED_BY,
@@ -220,7 +220,10 @@ class TaskKeys:
                 f"unique_key: a majority may not know yet that task {task_id.hex()} of this key has ended",
                 field=UNIQUE_KEY,
             )
-        return is_overtaken(store, task_id, claim_of(self._host.replica, task_id))
+        claim = claim_of(self._host.replica, task_id)
+        if claim is not None and claim[4] == HELD_MS:
+            return False  # a committed transaction has completed the task
+        return is_overtaken(store, task_id, claim)
 
     async def _conflict(
         self, leader: PartitionLeader, holder: TaskId, one: RunRequest, over: Callable[[], None]

@@ -10,12 +10,12 @@ import trio
 
 from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS
 from simulation.planted.planted import Planted
-from simulation.planted.seams import faulty
+from simulation.planted.seams import Fault, faulty
 from simulation.probes import TRANSACTIONS, Probes
 from simulation.search.facts_calm import calm, work
 from simulation.search.facts_clients import Given
 from simulation.search.facts_model import Task, UniqueKey
-from simulation.search.facts_node import FactsNode, SearchClock
+from simulation.search.facts_node import FactsNode, SearchClock, SearchOutbox
 from simulation.search.transactions.clients import TransactingClients
 from simulation.search.transactions.model import TransactingModel
 from simulation.search.transactions.node import TransactingFacts
@@ -113,3 +113,33 @@ def play(scene: Callable[[Transacting], None]) -> None:
         scene(Transacting(clock))
 
     trio.run(main, clock=clock)
+
+
+STARTED = UniqueKey("u1", until="started")
+
+
+def _unsettled(transacting: Transacting) -> Fault:
+    """Return the fault that lets no record be sent while a committed transaction has not settled."""
+
+    def fault(original: Callable[[SearchOutbox], bool]) -> Callable[[SearchOutbox], bool]:
+        return lambda outbox: not transacting.facts.course.replica.transactions and original(outbox)
+
+    return fault
+
+
+def test_a_unique_key_is_free_while_a_transaction_that_completes_its_task_has_not_settled() -> None:
+    """The task released its key as it started. No worker has the claim that the transaction holds."""
+
+    def scene(transacting: Transacting) -> None:
+        clients, facts = transacting.clients, transacting.facts
+        transacting.enqueue(STARTED)
+        clients.transact([transacting.claimed()], [], [], [])
+        with faulty([("simulation.search.facts_node:SearchOutbox.due", _unsettled(transacting))]):
+            work(facts)
+            assert facts.course.replica.transactions
+            task = transacting.enqueue(UniqueKey("u1", until="started", choice="refuse"))
+            assert task.outcome == "new" and facts.broken is None
+        transacting.rest()
+        assert task.grants
+
+    play(scene)
