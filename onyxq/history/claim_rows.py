@@ -128,6 +128,16 @@ def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) 
     return found
 
 
+def reopened_runs(outcomes: Sequence[Outcome]) -> list[tuple[int, Run]]:
+    """Return ``(partition, run)`` for the tasks that applied entries requeued."""
+    return [
+        (outcome.args.partition, one.run)
+        for outcome in outcomes
+        if outcome.verdict == APPLIED and isinstance(outcome.args, reopen_tasks.Args)
+        for one in outcome.args.runs
+    ]
+
+
 def _may_return(args: Any) -> bool:
     """Return whether an entry with these arguments may end claims on unfinished tasks."""
     if isinstance(args, release_claims.Args):

@@ -30,7 +30,7 @@ from onyxq.core.placement import holders
 from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.ring import clock_error_ms, clock_is_shared
 from onyxq.core.step import Outcome, Step
-from onyxq.history.claim_rows import HistoryWriter, history_rows, returned_runs
+from onyxq.history.claim_rows import HistoryWriter, history_rows, reopened_runs, returned_runs
 from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.replication import OwnCopy, Sender
@@ -317,12 +317,14 @@ class Node:
 
     def _note_history(self, before: Replica, step: Step, record: Record) -> None:
         after = step.replica
-        back = returned_runs(before, after, step.outcomes)
+        back, opened = returned_runs(before, after, step.outcomes), reopened_runs(step.outcomes)
         rows = history_rows(after, step.outcomes, back, self._holds)
         # Clients may end claims once a leader is ready, which is before it grants.
-        led = {number for number, leader in self.leaders.items() if leader.ready} if back else set()
+        led = {number for number, leader in self.leaders.items() if leader.ready} if back or opened else set()
         returned = [(run, said) for partition, run, said in back if partition in led]
-        if not returned:
+        # Another node may have read of them first. If its rows came here, these tasks could not be granted yet.
+        requeued = [run for partition, run in opened if partition in led]
+        if not returned and not requeued:
             self.history.add(after, rows, record=record, claims=True)
             return
         runs = [run for run, _ in returned]
@@ -331,7 +333,7 @@ class Node:
             self.granter.metrics.returned(run, said)
 
         def stored() -> None:
-            self.granter.offer(self.leader_state.end(State.RETURNING, runs))
+            self.granter.offer([*self.leader_state.end(State.RETURNING, runs), *requeued])
 
         self.history.add(after, rows, stored, record=record)
 

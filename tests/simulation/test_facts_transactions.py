@@ -14,6 +14,7 @@ from simulation.planted.seams import Fault, faulty
 from simulation.probes import TRANSACTIONS, Probes
 from simulation.search.facts_calm import calm, work
 from simulation.search.facts_clients import Given
+from simulation.search.facts_cluster import Facts
 from simulation.search.facts_model import Task, UniqueKey
 from simulation.search.facts_node import FactsNode, SearchClock, SearchOutbox
 from simulation.search.transactions.clients import TransactingClients
@@ -143,3 +144,38 @@ def test_a_unique_key_is_free_while_a_transaction_that_completes_its_task_has_no
         assert task.grants
 
     play(scene)
+
+
+def test_a_requeued_task_is_granted_although_another_node_read_of_it_first() -> None:
+    """The leader stores the other node's row and looks at the task. Only then it reads that the claim has ended."""
+
+    def scene(transacting: Transacting) -> None:
+        clients, facts, leader = transacting.clients, transacting.facts, transacting.leader
+        task = transacting.enqueue()
+        clients.fail(transacting.claimed())
+        with faulty([("simulation.search.facts_cluster:Facts.behind", _except(leader))]):
+            work(facts)
+            clients.requeue(task)
+            work(facts)
+            for other in facts.living():
+                if other is not leader:
+                    leader.procedures.start(leader.follow(leader.leaders[0], other))
+            for _ in range(4):
+                work(facts)
+                facts.wait(0.1)
+            clients.claim(1, leader)
+            work(facts)
+            assert len(task.grants) == 1
+        work(facts)
+        assert transacting.claimed().task is task
+
+    play(scene)
+
+
+def _except(leader: FactsNode) -> Fault:
+    """Return the fault that lets a node read no record."""
+
+    def fault(original: Callable[[Facts, FactsNode], bool]) -> Callable[[Facts, FactsNode], bool]:
+        return lambda facts, node: node is not leader and original(facts, node)
+
+    return fault
