@@ -253,13 +253,13 @@ class Enqueues:
         body, extra, calls_back = one.body, list[Row](), self._calls_back(one)
         if "depends" in one.header and not self._is_known(one):
             extra = self._dependencies.check(leader, one.first, one.count, one.header, found)
-        if self._keys.concerns(one.header):
-            body = self._keys.ordered(leader, one.first, one.header, body, one.at_ms)
         if UNIQUE_KEY in one.header:
             unique = await self._keys.unique(leader, one)
             if unique is not None:
                 return unique
         try:
+            if self._keys.concerns(one.header):  # the latest mark has the unique key: no other request has it now
+                body = self._keys.ordered(leader, one.first, one.header, body, one.at_ms)
             rows = [*self._rows(leader, one, body), *extra]
             if calls_back:
                 rows.append(self._dependencies.callback_row(one.first))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
 import trio
 
+from onyxq.node.node import Node
+from onyxq.system.procedures import pause
 from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS
 from simulation.planted.planted import Planted
 from simulation.planted.seams import Fault, faulty
@@ -179,3 +181,42 @@ def _except(leader: FactsNode) -> Fault:
         return lambda facts, node: node is not leader and original(facts, node)
 
     return fault
+
+
+def _later(original: Callable[[Node], Awaitable[None]]) -> Callable[[Node], Awaitable[None]]:
+    """Let a disk take its time."""
+
+    async def settled(node: Node) -> None:
+        await pause(0.1)
+        await original(node)
+
+    return settled
+
+
+def test_a_new_task_of_a_unique_key_is_granted_although_the_last_one_changed_while_it_waited() -> None:
+    """It waits until another request has changed that task, which then starts. The later row has the later mark."""
+
+    def scene(transacting: Transacting) -> None:
+        clients, facts = transacting.clients, transacting.facts
+        first = transacting.enqueue(STARTED)
+        with faulty([("onyxq.node.node:Node.settled", _later)]):
+            clients.enqueue(unique=STARTED, later_ms=250)
+            _pass(facts, 0.11)  # it looks at the first task
+            clients.enqueue(unique=UniqueKey("u1", until="started", choice="refuse"))
+            _pass(facts, 0.11)  # the first task is changed
+            _pass(facts, 0.05)  # it is due
+            clients.claim(1, transacting.leader)
+            _pass(facts, 0.06)
+        *_, changing, last = transacting.model.tasks.values()
+        assert (changing.outcome, last.outcome) == ("replaced", "new") and first.grants
+        transacting.rest()
+        assert last.grants
+
+    play(scene)
+
+
+def _pass(facts: Facts, seconds: float) -> None:
+    """Let nodes work, then time pass, then nodes work again."""
+    work(facts)
+    facts.wait(seconds)
+    work(facts)
