@@ -238,6 +238,7 @@ class TaskKeys:
             changes = False
             if facts.task_header(row[1])[0].get(CHANGED_BY) != one.first:
                 outcome = EXISTS
+        leader.check()  # it may have been deposed while this waited
         # The existing rows may be stored only here, so they are written again before they are acknowledged.
         body = self._changed(leader, row[1], one) if changes else row[1]
         rows = [facts.task_row(holder, body)]

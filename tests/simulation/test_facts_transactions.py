@@ -220,3 +220,19 @@ def _pass(facts: Facts, seconds: float) -> None:
     work(facts)
     facts.wait(seconds)
     work(facts)
+
+
+def test_a_leader_that_gives_up_changes_no_task_of_a_unique_key_afterwards() -> None:
+    """The state of the task would stay there, and would keep it from being granted under a later leadership."""
+
+    def scene(transacting: Transacting) -> None:
+        clients, facts = transacting.clients, transacting.facts
+        transacting.enqueue(STARTED)
+        with faulty([("onyxq.node.node:Node.settled", _later)]):
+            clients.enqueue(unique=STARTED)
+            _pass(facts, 0.11)  # it looks whether the first task has started
+            facts.give_up(transacting.leader, transacting.leader.leaders[0])
+            _pass(facts, 0.11)
+        transacting.rest()
+
+    play(scene)
