@@ -33,7 +33,7 @@ from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
 from onyxq.client.values import Task, TaskUpdate, as_id
-from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
+from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, Unavailable, from_map
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import AHEAD_MS_MAX
 from onyxq.operations.table.claim import CLAIM_TASKS_MAX
@@ -86,6 +86,23 @@ class Sources:
     random_64: Callable[[], int] = _random_64
 
 
+class _WhileOpen:
+    """An attribute that a client has only while it is open; to read it at another time raises `Unavailable`.
+
+    An open client has the value in its ``__dict__``, which is read first.
+    """
+
+    def __get__(self, client: object | None, owner: type) -> _WhileOpen:
+        if client is None:
+            return self
+        hint = "Use it in an async with block: async with AsyncClient(...) as client."
+        raise Unavailable("the client is not open", hint=hint)
+
+
+def _while_open() -> Any:
+    return _WhileOpen()
+
+
 class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
@@ -94,6 +111,13 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
     name. ``connect_timeout_ms``: a call fails if no peer can be reached within this time; default: within
     ``timeout_ms``. ``network`` and ``sources`` are for simulations.
     """
+
+    _worker: str = _while_open()
+    _pool: Pool = _while_open()
+    _enqueuer: Enqueuer = _while_open()
+    _holder: Holder = _while_open()
+    _claims: ClaimRequests = _while_open()
+    _committer: Committer = _while_open()
 
     def __init__(
         self,
@@ -142,7 +166,12 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._background.__aexit__(kind, error, trace)
+        try:
+            await self._background.__aexit__(kind, error, trace)
+        finally:
+            for name, made in vars(AsyncClient).items():
+                if isinstance(made, _WhileOpen):
+                    self.__dict__.pop(name, None)
 
     # tasks
     async def results(self, ids: Iterable[bytes | str]) -> Results:

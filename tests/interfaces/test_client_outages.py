@@ -107,3 +107,23 @@ def test_a_host_that_no_name_can_be_is_an_error_of_the_call(backend: str) -> Non
                     await client.cluster()
 
     anyio.run(main, backend=backend)
+
+
+@played
+async def test_a_client_that_is_not_open_says_so(network: SimulatedNetwork, peer: FakePeer) -> None:
+    """In every call, before its block and after it. It may be opened again."""
+    client = client_of(network)
+    calls = (
+        lambda: client.enqueue("mail", b"1"),
+        lambda: client.claim("mail"),
+        lambda: client.get(bytes(20)),
+        lambda: client.pause("mail"),
+        lambda: client.transact(),
+    )
+    for _ in range(2):
+        for call in calls:
+            with pytest.raises(Unavailable, match="^the client is not open$") as found:
+                await call()
+            assert found.value.advice.startswith("Use it in an async with block")
+        async with client:
+            await client.enqueue("mail", b"1")
