@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypedDict, Unpack
 
@@ -55,7 +55,7 @@ class ClusterOptions(TypedDict, total=False):
 CLUSTER: ClusterOptions = {"zookeeper": None, "cluster": "main", "token": None}
 
 
-def _client(call: str, connect: str | None, given: ClusterOptions) -> Client:
+def _client(call: Callable[..., Any], connect: str | None, given: ClusterOptions) -> Client:
     where = known(given, call, CLUSTER)
     return Client(peers(connect, where["zookeeper"], where["cluster"]), token=where["token"])
 
@@ -66,7 +66,7 @@ def gc(connect: str | None = None, **where: Unpack[ClusterOptions]) -> GcReport:
 
     Raises `Unavailable` or `TimedOut`.
     """
-    with _client("gc", connect, where) as client:
+    with _client(gc, connect, where) as client:
         found = client.call("gc", {}, timeout_ms=GC_TIMEOUT_MS)
     return GcReport(found["position"], found["trimmed"], found["origin_bytes"])
 
@@ -79,7 +79,7 @@ def submit_entry(
     **where: Unpack[ClusterOptions],
 ) -> Submitted:
     """Append an entry of an extension to the log, through any peer; see `Client.submit_entry`."""
-    with _client("submit_entry", connect, where) as client:
+    with _client(submit_entry, connect, where) as client:
         return client.submit_entry(entry, args)
 
 
@@ -88,7 +88,7 @@ def extension(
     name: str, connect: str | None = None, *, seen: int | None = None, **where: Unpack[ClusterOptions]
 ) -> Any:
     """Return the state of an extension, not older than the position ``seen``; raise `NotFound`."""
-    with _client("extension", connect, where) as client:
+    with _client(extension, connect, where) as client:
         return client.extension(name, seen=seen)
 
 
@@ -107,7 +107,7 @@ def submit(
     See `Client.submit_job`. Raises `BadRequest` naming the key at fault, `JobConflict` for another job under the id, or
     `Unavailable`.
     """
-    with _client("submit", connect, where) as client:
+    with _client(submit, connect, where) as client:
         return client.submit_job(job, keep_ms=keep_ms, importable=importable, replace=replace)
 
 
@@ -117,7 +117,7 @@ def kill(job_id: str, connect: str | None = None, **where: Unpack[ClusterOptions
 
     Raises `NotFound`, or `Conflict` if it has already ended.
     """
-    with _client("kill", connect, where) as client:
+    with _client(kill, connect, where) as client:
         return client.kill_job(job_id)
 
 
@@ -126,14 +126,14 @@ def jobs(
     connect: str | None = None, *, state: str | None = None, **where: Unpack[ClusterOptions]
 ) -> Sequence[dict[str, Any]]:
     """Return the jobs that the cluster remembers, of one state if given; running jobs first."""
-    with _client("jobs", connect, where) as client:
+    with _client(jobs, connect, where) as client:
         return client.jobs(state)
 
 
 @takes(ClusterOptions, CLUSTER)
 def job(job_id: str, connect: str | None = None, **where: Unpack[ClusterOptions]) -> dict[str, Any]:
     """Return one job: its state, its definition, and its progress; raise `NotFound`."""
-    with _client("job", connect, where) as client:
+    with _client(job, connect, where) as client:
         return client.job(job_id)
 
 
@@ -146,7 +146,7 @@ def wait(
     ``timeout``: longest wait, in seconds or as text such as ``"10m"``; default: a day. Raises `TimedOut` or `NotFound`.
     """
     wait_ms = WAIT_MS if timeout is None else round(as_seconds(timeout, "timeout") * 1000)
-    with _client("wait", connect, where) as client:
+    with _client(wait, connect, where) as client:
         return client.wait_job(job_id, wait_ms)
 
 
@@ -156,7 +156,7 @@ def seal(job_id: str, input: str, connect: str | None = None, **where: Unpack[Cl
 
     Raises `NotFound`, `BadRequest` if the job has no such input, `Conflict` if the job has ended.
     """
-    with _client("seal", connect, where) as client:
+    with _client(seal, connect, where) as client:
         return client.seal_job(job_id, input)
 
 

@@ -113,7 +113,7 @@ class Batching:
         long the share waits for its commit, in milliseconds of the log's time. Raises `Superseded` or `StaleToken`.
         """
         args = {
-            **known(job, "AsyncClient.prepare_batch", NO_JOB),
+            **known(job, self.prepare_batch, NO_JOB),
             "name": name,
             "enqueue": [list(run) for run in enqueue],
             "complete": [list(item) for item in complete],
@@ -149,7 +149,7 @@ class Batching:
         """
         asked = COMMIT_BATCH.decode(
             {
-                **known(job, "AsyncClient.commit_batch", NO_JOB),
+                **known(job, self.commit_batch, NO_JOB),
                 "batch": batch,
                 "offsets": offsets,
                 "prepared": list(prepared),

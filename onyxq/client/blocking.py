@@ -22,6 +22,7 @@ from onyxq.client.claims import ClaimBatch
 from onyxq.client.flow_calls import FlowHandle
 from onyxq.client.flows import Enqueued, Flow, Part, Step, chain, group
 from onyxq.client.management import PAGE_TASKS
+from onyxq.client.options import check_call
 from onyxq.client.taskstore import TaskStore
 from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
 from onyxq.client.values import Task
@@ -41,7 +42,12 @@ AsyncMethod = Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]
 def _blocking(method: AsyncMethod[P, R]) -> Callable[Concatenate[Client, P], R]:
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._run(functools.partial(method, self._opened(), *args, **kwargs))
+        try:
+            return self._run(functools.partial(method, self._opened(), *args, **kwargs))
+        except TypeError:
+            # An argument that does not exist shows in the other thread only, as that of another class.
+            check_call(getattr(self, method.__name__), args, kwargs)
+            raise
 
     return call
 

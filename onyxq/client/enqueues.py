@@ -358,7 +358,7 @@ class Enqueuing:
         See `enqueue_many`. ``unique_key``: if another task of the queue holds that key, the id of that task is
         returned, and ``on_conflict`` says whether it changes.
         """
-        refuse_unknown(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
+        refuse_unknown(options, self.enqueue, ENQUEUE_DEFAULTS)
         with enqueuing(queue, 1) as trace:
             keys = {"ordering_key": ordering_key, "unique_key": unique_key}
             policy, when = Policy.of(queue, {**options, **keys, "w": w, "trace": trace})
@@ -386,7 +386,7 @@ class Enqueuing:
         Raises `Unknown` if fewer nodes have stored them before the timeout; its ``copies`` is their number. After any
         error some of the tasks may be stored: repeat the call with the error's ``ids``.
         """
-        refuse_unknown(options, "AsyncClient.enqueue_many", ENQUEUE_DEFAULTS)
+        refuse_unknown(options, self.enqueue_many, ENQUEUE_DEFAULTS)
         payloads = list(payloads)
         with enqueuing(queue, len(payloads)) as trace:
             policy, when = Policy.of(queue, {**options, "w": w, "trace": trace})

@@ -187,7 +187,7 @@ class Jobs:
             outputs=dict(outputs or {}),
             same_outputs=same_outputs,
             keep_ms=as_milliseconds(keep_ms, "keep_ms"),
-            **known(begin, "AsyncClient.replay_job", NOWHERE),
+            **known(begin, self.replay_job, NOWHERE),
         )
         return str((await self._do(REPLAY_JOB, asked))["id"])
 
@@ -296,7 +296,7 @@ class Jobs:
 
         Raises `NotFound`.
         """
-        asked = {"id": id, **known(choice, "AsyncClient.job_letters", ALL_LETTERS)}
+        asked = {"id": id, **known(choice, self.job_letters, ALL_LETTERS)}
         return await self._do(LIST_LETTERS, LIST_LETTERS.decode(asked))
 
     async def requeue_job(

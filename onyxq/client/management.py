@@ -265,7 +265,7 @@ class Managing:
 
         ``schedule``: five cron fields (``"*/5 8-17 * * mon-fri"``), or ``"every 90s"``.
         """
-        refuse_unknown(options, "AsyncClient.set_periodic", PERIODIC)
+        refuse_unknown(options, self.set_periodic, PERIODIC)
         task = {"queue": queue, "data": payload, "format": format, "priority": priority, "paused": paused}
         said: dict[str, Any] = {name: value for name, value in options.items() if value != PERIODIC[name]}
         said |= {name: as_milliseconds(said[name], name) for name in said.keys() & {"backoff_ms", "expires_after_ms"}}

@@ -6,9 +6,11 @@ A call takes them as ``**options: Unpack[X]``, where ``X`` is a ``TypedDict`` wi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, TypeVar, cast
+
+from onyxq.system.settings import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 Given = TypeVar("Given", bound=Mapping[str, object])
@@ -38,14 +40,39 @@ def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
     return show
 
 
-def refuse_unknown(given: Mapping[str, object], call: str, options: Mapping[str, object]) -> None:
-    """Raise `TypeError` for an option that ``call`` does not have."""
+def refuse_unknown(given: Mapping[str, object], call: Callable[..., Any], options: Mapping[str, object]) -> None:
+    """Raise `TypeError` for an option that ``call`` does not have; a method is given bound."""
     if not given.keys() <= options.keys():
-        name = min(given.keys() - options.keys())
-        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+        raise _unexpected(min(given.keys() - options.keys()), call)
 
 
-def known(given: Mapping[str, object], call: str, defaults: Given) -> Given:
+def known(given: Mapping[str, object], call: Callable[..., Any], defaults: Given) -> Given:
     """Return all options of a call, defaults included; raise `TypeError` for an unknown one."""
     refuse_unknown(given, call, defaults)
     return cast(Given, {**defaults, **given})
+
+
+def check_call(call: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise `TypeError` if ``call``, a bound method, does not take these arguments."""
+    signature = inspect.signature(call)
+    for name in kwargs:
+        if name not in signature.parameters:
+            raise _unexpected(name, call) from None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{_name(call)}() {error}") from None
+
+
+def _unexpected(name: str, call: Callable[..., Any]) -> TypeError:
+    """Return the error of Python for an unknown argument, with the nearest one, and all of them as a hint."""
+    taken = list(inspect.signature(call).parameters)
+    guess = did_you_mean(name, taken)
+    error = TypeError(f"{_name(call)}() got an unexpected keyword argument {name!r}{guess}")
+    error.add_note(f"Hint: It takes {', '.join(taken)}.")
+    return error
+
+
+def _name(call: Callable[..., Any]) -> str:
+    owner = getattr(call, "__self__", None)
+    return call.__name__ if owner is None else f"{type(owner).__name__}.{call.__name__}"

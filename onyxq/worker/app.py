@@ -172,7 +172,7 @@ class App:
         ``schedule``: five cron fields, or ``"every 90s"``. Workers of the application register the schedule when they
         start, under ``name`` (default: the task's). Raises `BadRequest` naming the wrong argument.
         """
-        said = known(options, "App.periodic", SCHEDULE)
+        said = known(options, self.periodic, SCHEDULE)
         zone, missed = said["zone"], said["missed"]
         cron.parse(schedule)
         cron.zone_of(zone)
@@ -291,7 +291,7 @@ class App:
         self, queues: Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> AppWorker:
         """Return a worker for tasks in ``queues``; default: all queues of this application's tasks. See `Worker`."""
-        refuse_unknown(options, "App.worker", WORKER_DEFAULTS)
+        refuse_unknown(options, self.worker, WORKER_DEFAULTS)
         names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
         if not names:
             raise BadRequest("the application has no tasks", field="queues", hint=NO_TASKS)

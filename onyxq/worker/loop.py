@@ -82,7 +82,7 @@ class Worker:
     def __init__(
         self, body: Body, *, queues: Sequence[str], concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> None:
-        said = known(options, "Worker.__init__", WORKER_DEFAULTS)
+        said = known(options, Worker, WORKER_DEFAULTS)
         concurrency_max = said["concurrency_max"]
         if concurrency < 1:
             raise BadRequest(f"concurrency must be at least 1, not {concurrency}", field="concurrency")

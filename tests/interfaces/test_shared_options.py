@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,30 @@ def test_an_unknown_option_is_a_type_error_that_names_it() -> None:
         "AsyncClient.commit_batch": lambda **more: client.commit_batch(name="n", **more),
         "App.worker": lambda **more: app.worker(["q"], **more),
         "App.periodic": lambda **more: app.periodic("every 90s", **more),
-        "Worker.__init__": lambda **more: Worker(lambda claim: trio.sleep_forever(), queues=["q"], **more),
+        "Worker": lambda **more: Worker(lambda claim: trio.sleep_forever(), queues=["q"], **more),
     }
     assert {name: unknown(call) for name, call in calls.items()} == {name: expected.format(name) for name in calls}
+
+
+def test_a_misspelt_option_is_answered_with_the_one_that_is_meant() -> None:
+    """`Client` names its own calls, and leaves out the frames of its other thread."""
+    app: Any = App("127.0.0.1:1")
+    with pytest.raises(TypeError, match="'concurency'; did you mean concurrency") as found:
+        app.worker(["q"], concurency=3)
+    assert found.value.__notes__[0].startswith("Hint: It takes queues, concurrency, concurrency_max, ahead, ")
+    client: Any
+    with Client("127.0.0.1:1") as client:
+        calls: dict[str, Callable[[], Any]] = {
+            "enqueue() got an unexpected keyword argument 'delay'; did you mean delay_ms?": lambda: client.enqueue(
+                "q", b"", delay=5
+            ),
+            "claim() got an unexpected keyword argument 'lease'; did you mean lease_ms?": lambda: client.claim(
+                "q", lease="10s"
+            ),
+            "enqueue() missing a required argument: 'payload'": lambda: client.enqueue("q"),
+        }
+        for text, call in calls.items():
+            with pytest.raises(TypeError) as found:
+                call()
+            assert str(found.value) == f"Client.{text}"
+            assert len(traceback.extract_tb(found.value.__traceback__)) <= 4
