@@ -17,7 +17,7 @@ from attrs import frozen
 
 from onyxq.client import OF_QUEUE, AsyncClient, Claim
 from onyxq.client.connection_settings import ConnectionSettings
-from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut
+from onyxq.core.errors import OnyxqError, Overloaded, TimedOut
 from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.core.task_headers import due_of
 from onyxq.system import tracing
@@ -72,9 +72,6 @@ class AppWorker(Worker):
         self._tasks = parts.tasks
         self._connection = connection
         self._tasks_per_process = settings.get("tasks_per_process")
-        if self._tasks_per_process is not None and self._tasks_per_process < 1:
-            problem = f"tasks_per_process must be at least 1, not {self._tasks_per_process}"
-            raise BadRequest(problem, field="tasks_per_process")
         self.around: Around = lambda make: make()
         """Makes the context managers of resources and middleware."""
         self._settings: dict[str, tuple[float, dict[str, Any]]] = {}

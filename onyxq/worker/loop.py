@@ -11,7 +11,7 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Unpack
+from typing import Unpack, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,7 +20,6 @@ from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.core.task_headers import due_of
-from onyxq.system.durations import as_milliseconds
 from onyxq.system.tracing import attempting
 from onyxq.worker import console, retries
 from onyxq.worker.attempts import (
@@ -34,7 +33,7 @@ from onyxq.worker.attempts import (
     traceback_of,
 )
 from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
-from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions
+from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions, checked
 from onyxq.worker.pace import PATIENCE_S, Pace
 from onyxq.worker.slot_count import LOOK_EVERY_S, Scaling
 
@@ -82,21 +81,15 @@ class Worker:
     def __init__(
         self, body: Body, *, queues: Sequence[str], concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> None:
-        said = known(options, Worker, WORKER_DEFAULTS)
-        concurrency_max = said["concurrency_max"]
-        if concurrency < 1:
-            raise BadRequest(f"concurrency must be at least 1, not {concurrency}", field="concurrency")
-        if concurrency_max is not None and concurrency_max < concurrency:
-            problem = f"concurrency_max must be at least concurrency, {concurrency}, not {concurrency_max}"
-            raise BadRequest(problem, field="concurrency_max")
+        said = checked(known(options, Worker, WORKER_DEFAULTS), concurrency)
         self._body = body
         self.queues = list(queues)
         """The queues whose tasks it claims."""
-        self._scaling = Scaling(concurrency, concurrency_max or concurrency)
+        self._scaling = Scaling(concurrency, said["concurrency_max"] or concurrency)
         self._pace = Pace(concurrency, limit=said["ahead"])
-        self._lease_ms = as_milliseconds(said["lease_ms"], "lease_ms")
-        self._wait_ms = as_milliseconds(said["wait_ms"], "wait_ms")
-        self._drain_ms = as_milliseconds(said["drain_ms"], "drain_ms")
+        self._lease_ms = cast(int, said["lease_ms"])
+        self._wait_ms = cast(int, said["wait_ms"])
+        self._drain_ms = cast(int, said["drain_ms"])
         self.name = said["name"] or console.default_name()
         """The name that is shown with its claims."""
         self._jobs: dict[Claim, _Job] = {}
@@ -138,7 +131,7 @@ class Worker:
     @property
     def drain_s(self) -> float:
         """How long running tasks may continue after `stop`, in seconds."""
-        return float(self._drain_ms / 1000)
+        return self._drain_ms / 1000
 
     def under_way(self) -> list[tuple[str, float]]:
         """Return the name and the age in seconds of each running task, the oldest first."""

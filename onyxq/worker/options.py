@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from attrs import evolve, field, fields_dict, frozen
 
@@ -22,7 +23,8 @@ from onyxq.client.policy import (
 from onyxq.client.values import wrong
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import OnConflict, UniqueUntil
+from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN, OnConflict, UniqueUntil
+from onyxq.operations.table.claim import WAIT_MS_MAX
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.system.settings import did_you_mean
 from onyxq.worker.resources import used_by
@@ -109,6 +111,36 @@ WORKER_DEFAULTS: WorkerOptions = {
     "tasks_per_process": None,
     "name": None,
 }
+
+_IN_WAYS = "as text, a timedelta or a number of milliseconds"
+_WORKER_NUMBERS: Mapping[str, tuple[int, float, str]] = {
+    "concurrency": (1, math.inf, "a whole number from 1"),
+    "concurrency_max": (1, math.inf, "None or a whole number from 1"),
+    "ahead": (0, math.inf, "None or a whole number from 0"),
+    "lease_ms": (LEASE_MS_MIN, LEASE_MS_MAX, f"1s to 24h, {_IN_WAYS}"),
+    "wait_ms": (0, WAIT_MS_MAX, f"0s to 10m, {_IN_WAYS}"),
+    "drain_ms": (0, math.inf, f"0s or more, {_IN_WAYS}"),
+    "tasks_per_process": (1, math.inf, "None or a whole number from 1"),
+}
+"""Smallest and largest value of each number of a worker, and what it must be, in words."""
+
+
+def checked(options: WorkerOptions, concurrency: int) -> WorkerOptions:
+    """Return the options of a worker, durations in milliseconds; raise `BadRequest` naming a wrong number."""
+    said: dict[str, Any] = {**options}
+    for name, (least, most, expected) in _WORKER_NUMBERS.items():
+        given = value = concurrency if name == "concurrency" else said[name]
+        if value is None and expected.startswith("None"):
+            continue
+        if name.endswith("_ms"):
+            value = said[name] = as_milliseconds(given, name)
+        if type(value) is not int or not least <= value <= most:
+            raise wrong(name, expected, given)
+    most_slots = said["concurrency_max"]
+    if most_slots is not None and most_slots < concurrency:
+        problem = f"concurrency_max must be at least concurrency, {concurrency}, not {most_slots}"
+        raise BadRequest(problem, field="concurrency_max")
+    return cast(WorkerOptions, said)
 
 
 def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -238,3 +238,26 @@ def test_wrong_options_of_a_call_are_told() -> None:
     assert refused(lambda: send.options(unique_key="x").s("x")) == "unique_key"
     assert refused(lambda: send.options(expires_after_ms=5).s("x")) == "expires_after_ms"
     assert refused(lambda: app.task(runs="thread")(wait)) == "runs"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("lease_ms", 10, "1s to 24h, "),
+        ("lease_ms", None, "1s to 24h, "),
+        ("wait_ms", "11m", "0s to 10m, "),
+        ("drain_ms", -5, "0s or more, "),
+        ("ahead", -1, "None or a whole number from 0"),
+        ("concurrency", 0, "a whole number from 1"),
+        ("concurrency", "4", "a whole number from 1"),
+        ("concurrency_max", 1.5, "None or a whole number from 1"),
+        ("tasks_per_process", 0, "None or a whole number from 1"),
+    ],
+)
+def test_a_wrong_number_of_a_worker_is_refused_when_it_is_made(name: str, value: Any, expected: str) -> None:
+    """The error names it, before anything is claimed."""
+    with pytest.raises(BadRequest) as refused:
+        App("127.0.0.1:1").worker(["q"], **{name: value})
+    assert refused.value.field == name
+    assert refused.value.message.startswith(f"{name} must be {expected}")
+    assert refused.value.message.endswith(f", not {value!r}")
