@@ -109,16 +109,38 @@ def trimmed(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def stopping(running: Sequence[tuple[str, float]], drain_s: float) -> str:
-    """Return what a worker waits for after the first signal; ``running``: name and age in seconds of each task."""
-    if not running:
+def stopping(running: Sequence[tuple[str, float]], drain_s: float, *, reported: int = 0) -> str:
+    """Return what a worker waits for after the first signal.
+
+    ``running``: name and age in seconds of each task. ``reported``: number of tasks whose outcomes are being stored.
+    """
+    if not running and not reported:
         return "stopping: no task is running"
+    waiting = f"stopping: waiting up to {duration(drain_s)}"
+    if not running:
+        return f"{waiting} until {outcomes(reported)} stored. Ctrl-C again waits a few seconds only"
     named = [f"{name} ({duration(age_s)})" for name, age_s in running[:NAMED_MAX]]
     rest = f" and {len(running) - NAMED_MAX} more" if len(running) > NAMED_MAX else ""
-    return (
-        f"stopping: waiting up to {duration(drain_s)} for {counted(len(running))}: {', '.join(named)}{rest}. "
-        "Ctrl-C again gives them back now"
-    )
+    also = f", and until {outcomes(reported)} stored" if reported else ""
+    tasks = f"{counted(len(running))}: {', '.join(named)}{rest}{also}"
+    return f"{waiting} for {tasks}. Ctrl-C again gives them back now"
+
+
+def stopping_now(running: int, reported: int) -> str:
+    """Return what a worker does after the second signal; the arguments are the numbers of such tasks."""
+    given_back = [f"giving back {counted(running)}"] if running else []
+    waiting = [f"waiting a few seconds until {outcomes(reported)} stored"] if reported else []
+    return f"stopping now: {', '.join(given_back + waiting) or 'no task is running'}. Ctrl-C again ends this process"
+
+
+def left(held: int) -> str:
+    """Return what follows for tasks that a worker can neither finish nor give back; ``held``: their number."""
+    return f"{counted(held)} will run again when {'its lease ends' if held == 1 else 'their leases end'}"
+
+
+def outcomes(number: int) -> str:
+    """Return ``the outcome of 1 task is``, or the same of several."""
+    return f"the {'outcome' if number == 1 else 'outcomes'} of {counted(number)} {'is' if number == 1 else 'are'}"
 
 
 def counted(number: int, noun: str = "task") -> str:

@@ -42,6 +42,8 @@ GATHER_S = 0.02
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Shortest and longest pause after a failed claim, in seconds."""
 RELEASE_TIMEOUT_MS = 5_000
+REPORT_S = 6.0
+"""Longest wait for outcomes to be stored once a stopping worker runs no function any more, in seconds."""
 CLAIM_TASKS_MAX = 1_000
 AHEAD_MS = 500
 """Longest time by which a task is claimed before it is due, in milliseconds."""
@@ -60,6 +62,7 @@ class _Job:
         """Monotonic second at which it was claimed, or at which it started once it runs."""
         self.took_s = 0.0
         """How long it ran, in seconds, once it has ended."""
+        self.ended = False
         self.stale = False
         self.stopped = False
         """Whether its function ended itself because the attempt had to end."""
@@ -102,6 +105,8 @@ class Worker:
         """Sum of the monotonic seconds at which the running tasks started."""
         self._changed = anyio.Event()
         self._stopped = anyio.Event()
+        self._hurried = False
+        """Whether `stop` was called again."""
         self._claiming: anyio.CancelScope | None = None
         self._asking: anyio.CancelScope | None = None
         """Scope of the claim request in progress."""
@@ -140,11 +145,17 @@ class Worker:
             ((job.attempt.shown_as, now - job.since) for job in self._running.values()), key=lambda one: -one[1]
         )
 
+    @property
+    def reported(self) -> int:
+        """Number of tasks that have ended, and whose outcomes are being stored now."""
+        return sum(job.ended for job in self._jobs.values())
+
     def stop(self) -> None:
         """Stop claiming, finish running tasks and give back the others; called again, give everything back now."""
         if self._stopping:
-            for job in list(self._running.values()):
-                job.cancel()
+            self._hurried = True
+            self._cancel_all()
+            self._wake()
         self._stopped.set()
         if self._claiming is not None:
             self._claiming.cancel()
@@ -351,15 +362,25 @@ class Worker:
             self._wake()
 
     async def _drain(self) -> None:
-        with anyio.move_on_after(self._drain_ms / 1000):
-            await self._empty()
+        """Wait for running tasks and their outcomes; then stop what still runs, and wait for outcomes a little."""
+        with anyio.move_on_after(self.drain_s) as limit:
+            while self._jobs and not self._hurried:
+                await self._change()
+        if limit.cancelled_caught and self._running:
+            waited, given_back = console.duration(self.drain_s), console.counted(len(self._running))
+            log.warning("waited %s: giving back %s", waited, given_back)
+        self._cancel_all()
+        while self._running:
+            await self._change()
+        with anyio.move_on_after(REPORT_S):
+            while self._jobs:
+                await self._change()
+        if self._jobs:
+            log.warning("the cluster does not answer: %s", console.left(len(self._jobs)))
+
+    def _cancel_all(self) -> None:
         for job in list(self._running.values()):
             job.cancel()
-        await self._empty()
-
-    async def _empty(self) -> None:
-        while self._jobs:
-            await self._change()
 
     # --- working
 
@@ -394,7 +415,7 @@ class Worker:
                 with job.scope:
                     await self._run(job)
             finally:
-                job.took_s = anyio.current_time() - job.since
+                job.took_s, job.ended = anyio.current_time() - job.since, True
                 self._pace.took(job.took_s)
                 del self._running[job.claim]
                 self._begun_at = self._begun_at - job.since if self._running else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 
 import anyio
@@ -24,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def run_worker(worker: Worker, connection: ConnectionSettings, *, backend: str = "asyncio") -> None:
-    """Run a worker until SIGTERM or SIGINT, then finish its running tasks; a second signal stops it at once.
+    """Run a worker until SIGTERM or SIGINT, then finish its running tasks.
 
-    Log records name the task that they are about.
+    At a second signal it gives them back; a third one ends the process. Log records name the task they are about.
     """
     contextual_logs()
     anyio.run(_main, worker, connection, backend=backend)
@@ -51,14 +52,19 @@ async def _main(worker: Worker, connection: ConnectionSettings) -> None:
 
 async def _stop_on_signals(worker: Worker) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        first = True
-        async for _ in signals:
-            running = worker.under_way()
-            if first:
-                log.log(logging.WARNING if running else logging.INFO, "%s", console.stopping(running, worker.drain_s))
+        received = 0
+        async for number in signals:
+            received += 1
+            running, reported = worker.under_way(), worker.reported
+            if received == 1:
+                level = logging.WARNING if running or reported else logging.INFO
+                log.log(level, "%s", console.stopping(running, worker.drain_s, reported=reported))
+            elif received == 2:
+                log.warning("%s", console.stopping_now(len(running), reported))
             else:
-                log.warning("stopping now: %s given back", console.counted(len(running)))
-            first = False
+                log.warning("ended at once%s", f": {console.left(worker.held)}" if worker.held else "")
+                logging.shutdown()
+                os._exit(128 + number)
             worker.stop()
 
 

@@ -12,6 +12,7 @@ from onyxq.client import AsyncClient, Claim
 from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, TooLarge, Unavailable
 from onyxq.wire.server import Request
 from onyxq.worker import Worker, context
+from onyxq.worker.loop import REPORT_S
 from onyxq.worker.pace import Pace
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, played
@@ -365,6 +366,32 @@ async def test_work_that_does_not_end_is_stopped_and_given_back(
     await with_worker(cluster, network, worker, body)
     assert cluster.tokens == {}
     assert (anyio.current_time() - start < 5) is twice
+
+
+@pytest.mark.parametrize(("twice", "most_s"), [(True, REPORT_S), (False, 10 + REPORT_S)])
+@played
+async def test_an_outcome_that_no_peer_takes_does_not_keep_a_worker(
+    cluster: FakeCluster, network: SimulatedNetwork, caplog: pytest.LogCaptureFixture, twice: bool, most_s: float
+) -> None:
+    """The cluster is gone: the worker ends soon after the drain time or the second signal, and says what follows."""
+
+    async def work(claim: Claim) -> bytes:
+        return b"ok"
+
+    worker = Worker(work, queues=["q"], drain_ms=10_000)
+
+    async def body(client: AsyncClient, peer: FakePeer) -> None:
+        peer.intercept = lambda request: request.method == "complete"
+        await client.enqueue("q", b"")
+        await until(lambda: worker.reported == 1)
+        worker.stop()
+        if twice:
+            worker.stop()
+
+    start = anyio.current_time()
+    await with_worker(cluster, network, worker, body)
+    assert most_s <= anyio.current_time() - start < most_s + 1
+    assert "the cluster does not answer: 1 task will run again when its lease ends" in caplog.text
 
 
 @played

@@ -214,6 +214,12 @@ def test_a_stop_says_what_it_waits_for() -> None:
     some = console.stopping([("send", 12.3), ("index", 0.4)], 30)
     assert some.startswith("stopping: waiting up to 30 s for 2 tasks: send (12 s), index (0.4 s). ")
     assert "and 3 more" in console.stopping([("send", 1.0)] * 8, 30)
+    late = console.stopping([], 30, reported=1)
+    assert late.startswith("stopping: waiting up to 30 s until the outcome of 1 task is stored. Ctrl-C again ")
+    both = console.stopping([("send", 12.3)], 30, reported=2)
+    assert "for 1 task: send (12 s), and until the outcomes of 2 tasks are stored. " in both
+    now = "stopping now: giving back 2 tasks, waiting a few seconds until the outcome of 1 task is stored. "
+    assert console.stopping_now(2, 1).startswith(now)
 
 
 def test_a_banner_warns_of_queues_without_functions() -> None:
@@ -315,8 +321,35 @@ def test_a_worker_tells_its_life(tmp_path: Path) -> None:
     for part in ("  queues       q\n", "send completed in ", "send failed in ", ", retry 1 of 2", "in send\n"):
         assert part in said
     assert "stopping: waiting up to 30 s for 1 task: wait (" in said
-    assert "stopping now: 1 task given back" in said
+    assert "stopping now: giving back 1 task. Ctrl-C again ends this process" in said
     assert "stopped: 1 task completed, 1 failed attempt\n" in said
+
+
+def test_a_third_signal_ends_a_worker_at_once(tmp_path: Path) -> None:
+    """The cluster is gone, so nothing else would end it soon. Each line says what is waited for."""
+    said: list[str] = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            cluster = FakeCluster(group)
+            peer = await cluster.start(TcpNetwork(), "127.0.0.1:0")
+            peer.intercept = lambda request: request.method == "complete"
+            async with AsyncClient(peer.address) as client:
+                await client.enqueue("q", a_call("send", "ann"))
+                with await anyio.to_thread.run_sync(started, tmp_path, peer.address) as process:
+                    await until(lambda: bool(peer.methods("complete")))
+                    assert process.stderr is not None
+                    for begin in ("stopping: ", "stopping now: ", "ended at once: "):
+                        process.send_signal(signal.SIGINT)
+                        while begin not in "".join(said[-1:]):
+                            said.append(await anyio.to_thread.run_sync(process.stderr.readline))
+                            assert said[-1], "".join(said)
+                    assert await anyio.to_thread.run_sync(process.wait) == 128 + signal.SIGINT
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend="trio")
+    assert all("the outcome of 1 task is stored" in one for one in said[-3:-1])
+    assert said[-1].endswith("ended at once: 1 task will run again when its lease ends\n")
 
 
 def test_the_time_for_running_tasks_is_an_option(tmp_path: Path) -> None:
