@@ -224,6 +224,13 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         await self._pool.coordinator(self._until(None))
         return self._pool.reconnection
 
+    async def disconnection(self) -> anyio.Event:
+        """Return an event that is set when the connection for requests is closed, whatever follows.
+
+        Raises `Unavailable` if no peer answers in time.
+        """
+        return (await self._pool.coordinator(self._until(None))).closed
+
     async def task_log(self, id: bytes | str) -> Updates:
         """Return the updates of a task, in order; raise `NotFound` if it does not exist."""
         answer = await self._ask("task_log", {"id": as_id(id)})

@@ -116,6 +116,8 @@ class Worker:
         self._failure: OnyxqError | None = None
         self._context: contextvars.Context
         """The context in which each task begins."""
+        self.cut_off = False
+        """Whether it has been logged that no peer answers, so that calls that fail for that reason need no words."""
         self.set_up = False
         """Whether everything that its application needs is set up, such as periodic tasks."""
         self.finished = 0
@@ -222,7 +224,8 @@ class Worker:
                 try:
                     batch = await self._ask(client, room)
                 except (Unavailable, Overloaded, TimedOut) as error:
-                    log.warning("claiming failed, trying again: %s", error.message)
+                    level = logging.DEBUG if self.cut_off else logging.WARNING
+                    log.log(level, "claiming failed, trying again: %s", error.message)
                     await anyio.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSE_MAX_S)
                     continue

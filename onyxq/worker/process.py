@@ -16,10 +16,10 @@ from onyxq.worker.logs import contextual_logs
 from onyxq.worker.loop import Worker
 
 GREETING_TIMEOUT_MS = 2_000
-GREETING_PAUSE_S = 5.0
-"""Pause before the cluster is asked for its name again if no peer answered, in seconds."""
-NAME_PAUSE_S = 0.5
-"""The same pause if the peer did not know the name, because it starts."""
+GREETING_PAUSE_S = 0.5
+"""Pause before the cluster is asked for its name again, in seconds: no peer answered, or one that starts."""
+TEMPORARY = (Unavailable, Overloaded, TimedOut)
+"""Errors after which the cluster may answer later."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def _main(worker: Worker, connection: ConnectionSettings) -> None:
     address = connection.address if isinstance(connection.address, str) else ",".join(connection.address)
     async with connection.asynchronous_client() as client, anyio.create_task_group() as group:
         group.start_soon(_stop_on_signals, worker)
-        group.start_soon(_greet, client, address)
+        group.start_soon(_watch, client, worker, address)
         try:
             await worker.serve(client)
         except Exception as error:
@@ -68,21 +68,39 @@ async def _stop_on_signals(worker: Worker) -> None:
             worker.stop()
 
 
-async def _greet(client: AsyncClient, address: str) -> None:
-    """Log the name of the cluster once a peer knows it, and until a peer answers that none does."""
-    advised = False
+async def _watch(client: AsyncClient, worker: Worker, address: str) -> None:
+    """Log once that the worker has a cluster, once that it has lost it, and once that it has one again."""
+    known = False
+    while True:
+        name = await _greet(client, worker, "the cluster is lost: " if known else "")
+        try:
+            closed = await client.disconnection()
+        except TEMPORARY:
+            continue
+        except OnyxqError:
+            return  # the worker ends with the same error
+        if worker.cut_off or (name and not known):
+            log.info("connected to %s%s", f"cluster {name} at " if name else "", address)
+        known, worker.cut_off = True, False
+        await closed.wait()
+
+
+async def _greet(client: AsyncClient, worker: Worker, begin: str = "") -> str:
+    """Return the name of the cluster once a peer knows it, or nothing if the worker may not know it.
+
+    The first time that no peer answers is logged; ``begin``: what the line begins with.
+    """
     while True:
         try:
             found = await client.call("cluster", {}, timeout_ms=GREETING_TIMEOUT_MS)
-        except (Unavailable, Overloaded, TimedOut) as error:
-            log.warning("%s; trying again%s", error.message, "" if advised else f". {error.advice}")
-            advised = True
-            await anyio.sleep(GREETING_PAUSE_S)
+        except TEMPORARY as error:
+            if not worker.cut_off:
+                log.warning("%s%s; trying again. %s", begin, error.message, error.advice)
+            worker.cut_off = True
         except OnyxqError as error:
             log.debug("the cluster does not say its name: %s", error.message)
-            return
+            return ""
         else:
             if found["name"]:
-                log.info("connected to cluster %s at %s", found["name"], address)
-                return
-            await anyio.sleep(NAME_PAUSE_S)
+                return str(found["name"])
+        await anyio.sleep(GREETING_PAUSE_S)

@@ -21,17 +21,17 @@ import pytest
 import trio
 
 from onyxq import OF_QUEUE, App, __version__
-from onyxq.client import AsyncClient
+from onyxq.client import AsyncClient, Claim
 from onyxq.interfaces.cli.logs import TerminalHandler, TerminalLines, TextLines
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.processes.worker import banner, schedules
 from onyxq.wire.server import Request
 from onyxq.wire.tcp import TcpNetwork
-from onyxq.worker import console
+from onyxq.worker import Worker, console
 from onyxq.worker import process as worker_process
 from onyxq.worker.console import Policy
 from simulation.world.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, FakePeer, play, played
+from tests.interfaces.fake_service import FakeCluster, FakePeer, client_of, play, played
 from tests.interfaces.worker_world import a_call, until, with_worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,9 +203,58 @@ async def test_a_worker_names_its_cluster_once_a_peer_knows_it(
 
     peer.intercept = of_a_starting_peer
     with caplog.at_level(logging.INFO, "onyxq.worker"):
-        await worker_process._greet(client, "a:1")
+        worker = Worker(_never, queues=["q"])
+        async with anyio.create_task_group() as group:
+            group.start_soon(worker_process._watch, client, worker, "a:1")
+            await until(lambda: bool(caplog.records))
+            group.cancel_scope.cancel()
     assert [record.getMessage() for record in caplog.records] == ["connected to cluster main at a:1"]
     assert names == []
+
+
+async def _never(claim: Claim) -> None:
+    await anyio.sleep_forever()
+
+
+@played
+async def test_a_lost_cluster_is_told_once_and_so_is_its_return(
+    cluster: FakeCluster, network: SimulatedNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that was never there. Failed claims have the same cause, and are not logged beside it."""
+
+    def named(request: Request) -> bool:
+        if request.method == "cluster":
+            request.reply({"name": "main"})
+        return request.method in ("cluster", "claim")
+
+    async def peer() -> FakePeer:
+        made = await cluster.start(network.host("a"), "a:1")
+        made.intercept = named
+        return made
+
+    def connected() -> int:
+        return sum(record.getMessage() == "connected to cluster main at a:1" for record in caplog.records)
+
+    worker = Worker(_never, queues=["q"])
+    with caplog.at_level(logging.INFO, "onyxq.worker"):
+        async with client_of(network) as client, anyio.create_task_group() as group:
+            group.start_soon(worker_process._watch, client, worker, "a:1")
+            group.start_soon(worker.serve, client)
+            await anyio.sleep(100)
+            first = await peer()
+            await until(lambda: connected() == 1)
+            first.stop()
+            network.cut("a")
+            cluster.peers.remove(first)
+            await anyio.sleep(100)
+            await peer()
+            await until(lambda: connected() == 2)
+            worker.stop()
+            group.cancel_scope.cancel()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4
+    assert all("; trying again. Is a peer running?" in one for one in (said[0], said[2]))
+    assert said[2].startswith("the cluster is lost: ")
 
 
 def test_a_stop_says_what_it_waits_for() -> None:
