@@ -6,7 +6,6 @@ connected to the node in memory, or over TCP if the node also serves the command
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,16 +13,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from attrs import evolve
 
 from onyxq.client.asynchronous import TIMEOUT_MS, AsyncClient
 from onyxq.client.blocking import Client
-from onyxq.core.errors import Conflict, first_cause
+from onyxq.core.errors import Conflict, OnyxqError, first_cause
 from onyxq.interfaces.daemon import PeerAddresses, Platform
-from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
-from onyxq.system.directories import write_durably
-from onyxq.system.directory_lock import holder
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster, Note
 from onyxq.system.durations import Milliseconds
 from onyxq.wire.memory import HOST, MemoryNetwork
 from onyxq.wire.network import Network
@@ -31,7 +27,20 @@ from onyxq.wire.tcp import TcpNetwork
 
 STARTING_S = 20.0
 """Longest wait for another process that has the directory to serve it, in seconds."""
+NOTE_S = 1.0
+"""Longest wait for the note that says so, in seconds; a process that serves no others writes none."""
 LOOK_EVERY_S = 0.1
+PORT_IN_USE = "If it is a peer, such as `onyxq dev`, connect to it. Otherwise choose another port; 0 is a free one."
+IN_USE = {
+    "data": "Only one process can have a directory open. Use the address at which it serves, or another directory.",
+    "listen": PORT_IN_USE,
+    "http": PORT_IN_USE,
+}
+"""Hints for what another process uses, by the argument that names it."""
+APPS_PORT_IN_USE = (
+    "If it is a peer, such as `onyxq dev`, use it: App('{}') instead of App(data=...). "
+    "Otherwise choose another address with ONYXQ_{}; port 0 is a free one."
+)
 
 
 class Embedded(Client):
@@ -67,9 +76,15 @@ class Embedded(Client):
         """Start the node and wait until it serves."""
         try:
             super().open()
-        except BaseExceptionGroup as group:
-            raise first_cause(group) from None
-        return self
+            return self
+        except (BaseExceptionGroup, OnyxqError) as error:
+            cause = first_cause(error)
+        if isinstance(cause, OnyxqError):
+            # The frames of the other thread's event loop say nothing to the caller.
+            cause = cause.with_traceback(None)
+            if isinstance(cause, Conflict) and cause.field in IN_USE:
+                cause = Conflict(cause.message, field=cause.field, hint=IN_USE[cause.field])
+        raise cause from None
 
     def __enter__(self) -> Embedded:
         return self.open()
@@ -85,13 +100,11 @@ class Embedded(Client):
             data=self._path,
             config=evolve(LOCAL, http=self._http, **(here if self._listen is None else {"listen": self._listen})),
             platform=Platform(network=self._network),
+            findable=self._listen is not None,
         )
         async with cluster:
             self._served = cluster.nodes[0].addresses
             self._client = AsyncClient(cluster.addresses, timeout_ms=self._timeout_ms, network=self._network)
-            if self._listen is not None:
-                note = _Note(os.getpid(), cluster.addresses[0])
-                write_durably(Path(self._path) / NOTE, msgspec.json.encode(note))
             try:
                 async with self._client as client:
                     yield client
@@ -117,36 +130,21 @@ def open(
 def open_or_find(path: str | PathLike[str], *, listen: str, http: str | None) -> tuple[Embedded | None, str]:
     """Open the cluster in a directory, or find the process that has it open; return its address in both cases.
 
-    Raises `Conflict` if that process does not serve other processes.
+    Raises `Conflict` if that process does not serve other processes, or if a port is in use.
     """
-    until = time.monotonic() + STARTING_S
+    began_at = time.monotonic()
     while True:
         try:
             opened = open(path, listen=listen, http=http)
-        except Conflict:
-            found = _served_by_another(Path(path))
-            if found is not None:
-                return None, found
-            if time.monotonic() >= until:
+        except Conflict as error:
+            if error.field in ("listen", "http"):
+                hint = APPS_PORT_IN_USE.format(listen, error.field.upper())
+                raise Conflict(error.message, field=error.field, hint=hint) from None
+            note = Note.of(Path(path)) if error.field == "data" else None
+            if note is not None and note.address:
+                return None, note.address
+            if time.monotonic() >= began_at + (NOTE_S if note is None else STARTING_S):
                 raise
             time.sleep(LOOK_EVERY_S)
         else:
             return opened, str(opened.address)
-
-
-NOTE = "served"
-"""File with the address at which the process that has the directory open serves it."""
-
-
-class _Note(msgspec.Struct):
-    pid: int
-    address: str
-
-
-def _served_by_another(path: Path) -> str | None:
-    """Return the address of the process that has a directory open; None if it has not written it yet."""
-    try:
-        note = msgspec.json.decode((path / NOTE).read_bytes(), type=_Note)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return None
-    return note.address if note.pid == holder(path / "log" / "lock") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 from attrs import evolve
 
@@ -18,13 +20,37 @@ from onyxq.interfaces.callbacks.transports import installed as installed_transpo
 from onyxq.interfaces.daemon import MACHINE, Platform, RunningNode
 from onyxq.interfaces.peer_config import PeerConfig, check_config, is_node, make_directories, nodes_in
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.system.directories import usable
+from onyxq.system.directories import usable, write_durably
+from onyxq.system.directory_lock import holder
 from onyxq.wire.tcp import join_address, split_address
 
 LOCAL = PeerConfig(data="", listen="127.0.0.1:0", http=None)
 """Settings of a cluster in one process: free ports on this machine, no HTTP."""
+NOTE = "served"
+"""File in a directory with the address at which the process that has it open serves others."""
 COPIES = 3
 """Most copies of each task that a new cluster keeps; with fewer nodes, one at each."""
+
+
+class Note(msgspec.Struct):
+    """What a process that has a directory open tells others there."""
+
+    pid: int
+    address: str = ""
+    """Empty while the cluster starts."""
+
+    @staticmethod
+    def of(path: Path) -> Note | None:
+        """Return the note of the process that has the directory open; None if it tells nothing."""
+        try:
+            note = msgspec.json.decode((path / NOTE).read_bytes(), type=Note)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        return note if note.pid == holder(path / "log" / "lock") else None
+
+    def write(self, path: Path) -> None:
+        """Write it in the directory."""
+        write_durably(path / NOTE, msgspec.json.encode(self))
 
 
 class LocalCluster:
@@ -33,6 +59,7 @@ class LocalCluster:
     ``data``: directory of the log and of the data directories of the nodes, by default a temporary directory, which is
     deleted at the end.  ``config``: settings of all nodes.  The first node has the given ports and the others have
     those after them; port 0 is a free one.  ``first``: settings of `PeerConfig` for the first node only.
+    ``findable``: whether an `App` with the directory may find the cluster there.
     """
 
     def __init__(
@@ -43,6 +70,7 @@ class LocalCluster:
         config: PeerConfig = LOCAL,
         first: Mapping[str, Any] | None = None,
         platform: Platform = MACHINE,
+        findable: bool = False,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
@@ -50,6 +78,7 @@ class LocalCluster:
         self._config = config
         self._first = first or {}
         self._platform = platform
+        self._findable = findable
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._ended: dict[int, trio.Event] = {}
@@ -91,6 +120,9 @@ class LocalCluster:
         self._check_peers(nodes_in(root), root)
         backend = EmbeddedBackend.open(str(Path(root) / "log"))
         self._stack.push_async_callback(backend.aclose)
+        if self._findable:
+            self._stack.callback((Path(root) / NOTE).unlink, missing_ok=True)
+            Note(os.getpid()).write(Path(root))
         self._nursery = await self._stack.enter_async_context(trio.open_nursery())
         for number in range(self._peers):
             config = self._config_of(number, root)
@@ -104,6 +136,8 @@ class LocalCluster:
                 await node.ready.wait()
         for node in self.nodes:
             await node.ready.wait()
+        if self._findable:
+            Note(os.getpid(), self.addresses[0]).write(Path(root))
 
     def _check_peers(self, made: int, root: str) -> None:
         if is_node(root):

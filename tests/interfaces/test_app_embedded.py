@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import httpx
@@ -17,6 +20,8 @@ import onyxq
 from onyxq import App, Client
 from onyxq.errors import BadRequest, Conflict
 from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.local_cluster import Note
+from tests.interfaces.test_cli_live import FREE, announced, started, stop
 from tests.tidy.rules import ROOT
 
 SHOP = """
@@ -91,7 +96,7 @@ def test_tasks_wait_in_the_directory_for_a_worker(here: Path) -> None:
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE) as worker:
         try:
             # The worker has the directory first: this program waits until it serves.
-            while not (here / "queue/served").read_text().startswith(f'{{"pid":{worker.pid},'):
+            while Note.of(here / "queue") is None:
                 assert worker.poll() is None
                 time.sleep(0.05)
             assert python(f'print(thumbnail.handle({first!r}).result("30s"))') == "DOG.JPG"
@@ -124,7 +129,48 @@ def test_an_embedded_cluster_may_serve_others(here: Path) -> None:
 
 
 def test_a_cluster_that_serves_no_others_is_not_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the process that has the directory."""
-    monkeypatch.setattr("onyxq.interfaces.embedded.STARTING_S", 0.0)
-    with onyxq.open("queue"), pytest.raises(Conflict, match=f"process {os.getpid()}"):
+    """The error names the process that has the directory, and comes soon: it will never serve others."""
+    monkeypatch.setattr("onyxq.interfaces.embedded.STARTING_S", math.inf)
+    monkeypatch.setattr("onyxq.interfaces.embedded.NOTE_S", 0.0)
+    with onyxq.open("queue"), pytest.raises(Conflict, match=f"process {os.getpid()}") as refused:
         _ = shop().address
+    assert "another directory" in refused.value.advice and "--data" not in refused.value.advice
+
+
+def test_an_application_finds_the_cluster_that_dev_runs_in_its_directory(here: Path) -> None:
+    """The note with its address is removed at the end."""
+    with started("dev", "--json", *FREE, "--data", "queue") as process:
+        address, app = announced(process)["peers"][0]["listen"], shop()
+        assert app.address == address
+        assert app.tasks["thumbnail"].enqueue("cat.jpg").state() == "ready"
+        app.close()
+        stop(process)
+    assert not (here / "queue/served").exists()
+
+
+def test_an_application_waits_for_a_cluster_that_starts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note says that it will have an address."""
+    starting = Note(os.getpid())
+
+    def sleep(_: float) -> None:
+        starting.address = "127.0.0.1:9"
+        starting.write(here / "queue")
+
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep)
+    monkeypatch.setattr("onyxq.interfaces.embedded.time", clock)
+    with onyxq.open("queue"):
+        starting.write(here / "queue")
+        assert shop().address == "127.0.0.1:9"
+
+
+def test_a_port_in_use_is_told_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait would free it. The error says whom to use instead, below few frames."""
+    monkeypatch.setattr("onyxq.interfaces.embedded.STARTING_S", math.inf)
+    with onyxq.open("first", listen="127.0.0.1:0") as first:
+        address = str(first.address)
+        monkeypatch.setenv("ONYXQ_LISTEN", address)
+        with pytest.raises(Conflict, match="in use by another process") as refused:
+            shop().tasks["thumbnail"].enqueue("cat.jpg")
+    assert refused.value.field == "listen"
+    assert f"App('{address}')" in refused.value.advice and "ONYXQ_LISTEN" in refused.value.advice
+    assert len(traceback.extract_tb(refused.value.__traceback__)) <= 12

@@ -62,7 +62,8 @@ def dev(context: Context) -> int | None:
         certificates=context.certificates(),
         given=context.settings(),
     )
-    cluster = LocalCluster(peers=peers, data=data, config=config, first=taskstore_of(context))
+    findable = data is not None and not context.text("tls_cert")  # an App with the directory speaks no TLS
+    cluster = LocalCluster(peers=peers, data=data, config=config, first=taskstore_of(context), findable=findable)
     worker = WorkerProcess()
 
     async def serve(stop: trio.Event) -> None:
