@@ -424,7 +424,7 @@ def test_functions_in_other_modules_are_imported(tmp_path: Path) -> None:
         process.kill()
     assert lines[2] == "  functions    more, send, wait\n"
     with started(tmp_path, "127.0.0.1:1", "--import", "nothing") as process:
-        assert "there is no module 'nothing'" in process.communicate()[1]
+        assert "error: import: there is no module 'nothing'" in process.communicate()[1]
         assert process.returncode == 2
 
 

@@ -57,7 +57,7 @@ def start(context: Context) -> int | None:
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
     for name in names(args.imports):
-        import_module(name)
+        import_module(name, field="import")
     if not app.tasks and queues is None:
         hint = "Write @app.task above a function, or import the modules that have the functions: --import MODULE,..."
         raise BadRequest(f"{args.app} has no tasks", field="app", hint=hint)
