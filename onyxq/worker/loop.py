@@ -497,8 +497,12 @@ class Worker:
         if not ending.counted and ending.pause_ms is not None:
             reason = describe(problem)
             await client.postpone(claim, ending.pause_ms, reason)
-            after = f"given back for {console.duration(ending.pause_ms / 1000)}: {reason}"
-            console.ended(attempt.shown_as, "snoozed", job.took_s, after, level=ending.level)
+            pause = console.duration(ending.pause_ms / 1000)
+            if isinstance(problem, retries.UnknownTask):
+                outcome, after = "given back", f"due again in {pause}: {reason}"
+            else:
+                outcome, after = "snoozed", f"given back for {pause}: {reason}"
+            console.ended(attempt.shown_as, outcome, job.took_s, after, level=ending.level)
             return
         if ending.final:
             await client.give_up(claim, describe(problem), traceback=traceback_of(problem))

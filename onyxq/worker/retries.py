@@ -14,6 +14,7 @@ from attrs import frozen
 
 from onyxq.client.values import wrong
 from onyxq.system.durations import Seconds, as_seconds
+from onyxq.system.settings import did_you_mean
 
 PAUSE_S_MAX = 366 * 86_400
 UNKNOWN_FIRST_S, UNKNOWN_MAX_S = 5.0, 600.0
@@ -203,4 +204,8 @@ def unknown_task(name: str, known: Sequence[str], age_s: float) -> UnknownTask:
     """Return the error for a task that this worker does not know; ``age_s``: seconds since it was due."""
     names = ", ".join(sorted(known)) or "none"
     after = min(max(UNKNOWN_FIRST_S, age_s / UNKNOWN_AGE_PART), UNKNOWN_MAX_S)
-    return UnknownTask(f"this worker has no task named {name!r}; it knows: {names}", after=after)
+    guess = did_you_mean(name, list(known))
+    problem = f"this worker has no task named {name!r}{guess}"
+    if guess:
+        return UnknownTask(f"{problem} It knows: {names}", after=after)
+    return UnknownTask(f"{problem}; it knows: {names}. Import its module, for example with --import", after=after)

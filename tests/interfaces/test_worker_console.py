@@ -106,6 +106,26 @@ def test_each_task_is_one_line_with_function_outcome_and_duration(caplog: pytest
     assert found[2].startswith("WARNING bad failed in 0 ms, retry 1 of 2 in 30 s to 1 min\n")
 
 
+def test_a_task_that_the_worker_does_not_know_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    """The line names the task that was probably meant. Tasks that are postponed stay claimed at the fake cluster."""
+    app = App()
+    app.task(queue="q", name="send")(lambda: None)
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        worker = app.worker()
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue("q", a_call("sned"))
+            await until(lambda: bool(caplog.records))
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("sned given back in 0 ms, due again in 5 s: ") and "; did you mean send? It knows: " in said
+
+
 def test_an_unreadable_setting_only_makes_the_line_shorter(caplog: pytest.LogCaptureFixture) -> None:
     """A worker whose credential cannot read the queue still says that the task is tried again."""
     app = App()

@@ -128,7 +128,9 @@ def test_what_nobody_knows_is_claimed_less_and_less_often(age_s: float, pause_ms
     """Otherwise a misspelled name would keep all workers busy; the error names what is known."""
     error = retries.unknown_task("sned", ["send", "index"], age_s)
     assert asked(error) == Ending(pause_ms, counted=False, level=error.level)
-    assert str(error) == "this worker has no task named 'sned'; it knows: index, send"
+    assert str(error) == "this worker has no task named 'sned'; did you mean send? It knows: index, send"
+    other = str(retries.unknown_task("bill", ["send"], age_s))
+    assert other.startswith("this worker has no task named 'bill'; it knows: send. ") and "--import" in other
 
 
 def test_a_broken_backoff_leaves_the_pause_to_the_leader(caplog: pytest.LogCaptureFixture) -> None:
