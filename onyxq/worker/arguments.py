@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onyxq.core.errors import BadRequest
+from onyxq.system.settings import did_you_mean
 from onyxq.worker.models import Misfit
 from onyxq.worker.resources import used_by
 from onyxq.worker.retries import ResultRefused
@@ -24,6 +25,8 @@ NOT_JSON = (
     "typed dicts, and pydantic, msgspec and attrs models can be sent."
 )
 """Hint for a value that cannot be sent as it is."""
+PLAIN_CLASS = "Make {} a dataclass, or a pydantic, msgspec or attrs model, or send what it consists of."
+"""Hint for a value whose class is in the annotation, and cannot be sent."""
 
 RESULT_NOT_JSON = "Annotate what the function returns, as in -> set[str], or return lists, dicts, texts and numbers."
 KEYS_ARE_TEXT = "Return text as the keys of dicts, or a list of pairs."
@@ -48,9 +51,10 @@ class Arguments:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            field = self._at_fault(args, kwargs)
-            field = f"args.{field}" if field else "args"
-            raise BadRequest(f"{self._name}: {error}", field=field, hint=f"Call it as {self._usage()}.") from None
+            name, problem = self._at_fault(args, kwargs)
+            field = f"args.{name}" if name else "args"
+            problem = f"{self._name}: {problem or error}"
+            raise BadRequest(problem, field=field, hint=f"Call it as {self._usage()}.") from None
         for name in self.resources:
             if name in bound.arguments:
                 raise BadRequest(f"{self._name}: argument {name!r} is filled by the worker", field=f"args.{name}")
@@ -72,9 +76,7 @@ class Arguments:
             except Misfit as error:
                 raise self._misfit(name, error) from None
             except (TypeError, ValueError, RecursionError) as error:
-                raise BadRequest(
-                    f"{self._name}: argument {name!r} is not JSON: {error}", field=f"args.{name}", hint=NOT_JSON
-                ) from None
+                raise self._not_json(name, holder[key], hint, error) from None
         given, named = _as_given(bound, args, kwargs)
         call = {"task": self._name, "args": given, "kwargs": named, **more}
         return json.dumps(call, separators=(",", ":")).encode()
@@ -121,6 +123,14 @@ class Arguments:
             f"{self._name}: argument '{name}{error.path}' {error.problem}", field=f"args.{name}{error.path}"
         )
 
+    def _not_json(self, name: str, value: Any, hint: Any, error: Exception) -> BadRequest:
+        problem, advice = f"argument {name!r} is not JSON: {error}", NOT_JSON
+        if isinstance(error, _NotJson):
+            place, kind = _place(error.value, value, name), type(error.value)
+            problem += f" at {place}" if place != name else ""
+            advice = PLAIN_CLASS.format(kind.__name__) if _has(hint, kind) else NOT_JSON
+        return BadRequest(f"{self._name}: {problem}", field=f"args.{name}", hint=advice)
+
     def _places(self, bound: inspect.BoundArguments) -> Iterator[tuple[Any, Any, str, Any]]:
         """Yield the place of each argument: (container, key, name, annotation)."""
         hints = self._hints()
@@ -149,13 +159,15 @@ class Arguments:
                 self._known_hints = {}
         return self._known_hints
 
-    def _at_fault(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    def _at_fault(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the argument that does not fit, and why if Python says something else first; each may be empty."""
         parameters = self.signature.parameters
         kinds = {one.kind for one in parameters.values()}
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             unknown = [name for name in kwargs if name not in parameters]
             if unknown:
-                return unknown[0]
+                guess = did_you_mean(unknown[0], [name for name in parameters if name not in self.resources])
+                return unknown[0], f"there is no argument {unknown[0]!r}{guess}"
         given = dict(zip(parameters, args, strict=False))
         twice = [name for name in kwargs if name in given]
         missing = [
@@ -163,11 +175,38 @@ class Arguments:
             for name, one in parameters.items()
             if one.default is one.empty and one.kind not in VARIADIC and name not in given and name not in kwargs
         ]
-        return (twice + missing + [""])[0]
+        return (twice + missing + [""])[0], ""
+
+
+class _NotJson(TypeError):
+    def __init__(self, value: object) -> None:
+        super().__init__(f"it contains a value of type {type(value).__qualname__}")
+        self.value = value
 
 
 def _refuse(value: Any) -> None:
-    raise TypeError(f"it contains a value of type {type(value).__qualname__}")
+    raise _NotJson(value)
+
+
+def _place(wanted: object, value: Any, path: str) -> str:
+    """Return the place in a value, at ``path``, of the first part that JSON does not have, ``wanted``."""
+    left = [(path, value)]
+    while left:
+        place, found = left.pop()
+        if found is wanted:
+            return place
+        parts = []
+        if isinstance(found, dict):
+            parts = [(f"{place}.{key}", part) for key, part in found.items()]
+        elif isinstance(found, (list, tuple)):
+            parts = [(f"{place}[{number}]", part) for number, part in enumerate(found)]
+        left += reversed(parts)
+    return path
+
+
+def _has(hint: Any, kind: type) -> bool:
+    """Return whether an annotation names a class."""
+    return hint is kind or any(_has(part, kind) for part in typing.get_args(hint))
 
 
 def _as_given(

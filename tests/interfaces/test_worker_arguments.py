@@ -155,6 +155,26 @@ def test_what_is_no_json_is_named_although_nothing_is_annotated(value: Any) -> N
     assert caught.value.field == "args.value"
 
 
+class Plain:
+    """A class that cannot be sent."""
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "place"),
+    [
+        (Plain, Plain(), ""),
+        (list[Plain], [Plain()], " at value[0]"),
+        (Any, {"a": [1, {}], "day": [None, {"of": Plain()}]}, " at value.day[1].of"),
+    ],
+)
+def test_the_part_that_is_no_json_is_named(hint: Any, value: Any, place: str) -> None:
+    """An annotation with its class is not advised if the argument has it."""
+    with pytest.raises(BadRequest) as caught:
+        arguments_of(hint).call((value,), {})
+    assert caught.value.message == f"send: argument 'value' is not JSON: it contains a value of type Plain{place}"
+    assert caught.value.advice.startswith("Annotate it" if hint is Any else "Make Plain a dataclass")
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "field"),
     [
@@ -174,6 +194,15 @@ def test_the_shape_of_a_call_is_checked(args: tuple[Any, ...], kwargs: dict[str,
     with pytest.raises(BadRequest) as caught:
         Arguments(send, "send").call(args, kwargs)
     assert caught.value.field == field
+    if field == "args.too":
+        assert caught.value.message == "send: there is no argument 'too'; did you mean to?"
+
+
+def test_an_unknown_argument_is_told_before_a_missing_one() -> None:
+    """The message and the field name the same argument."""
+    with pytest.raises(BadRequest) as caught:
+        arguments_of(int).call((), {"c": 2})
+    assert (caught.value.message, caught.value.field) == ("send: there is no argument 'c'", "args.c")
 
 
 def test_any_number_of_arguments_is_checked_one_by_one() -> None:
