@@ -226,6 +226,14 @@ def test_a_fraction_without_a_unit_is_no_number_of_milliseconds(text: str, capsy
     assert "lease_ms must be a whole number of milliseconds or a time like 30s" in capsys.readouterr().err
 
 
+def test_a_wrong_number_of_retries_is_answered_with_what_is_possible(capsys: pytest.CaptureFixture[str]) -> None:
+    """No limit is possible, and a number below 0 is not."""
+    assert run(["queue", "set", "mail", "retries=five", *NOWHERE]) == 2
+    assert "retries must be an integer, or none, not 'five'" in capsys.readouterr().err
+    assert run(["task", "enqueue", "mail", "--retries", "-1", *NOWHERE]) == 2
+    assert "retries must be a whole number from 0, or none for no limit, not '-1'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "since_ms"), [("1h", 1_799_996_400_000), ("1800000000000", 1_800_000_000_000)])
 def test_a_list_begins_at_a_time_or_that_long_ago(text: str, since_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--since 1h`` is read as ``--delay 1h`` is, into the past."""

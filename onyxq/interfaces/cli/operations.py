@@ -191,17 +191,18 @@ def _pair(operation: Operation[Any, Any], verb: Verb, text: str) -> tuple[str, A
 def parsed(member: Member, text: str) -> Any:
     """Return the value that a typed argument means; raises `BadRequest`."""
     node, name = member.node, member.name
-    if member.nullable and text in NO_LIMIT and not isinstance(node, inspect.StrType):
+    also = f", or {NO_LIMIT[0]}" if member.nullable else ""
+    if also and text in NO_LIMIT and not isinstance(node, inspect.StrType):
         return None
     if isinstance(node, inspect.BoolType) and text in (*YES, *NO):
         return text in YES
     if isinstance(node, inspect.LiteralType) and text not in node.values:
         return text.replace("-", " ").replace("_", " ")
     if isinstance(node, inspect.FloatType):
-        return from_text(member, text.removesuffix("/s"))
+        return from_text(member, text.removesuffix("/s"), also=also)
     if isinstance(node, inspect.IntType) and "ms" in name.split("_") and whole(text) is None:
         return _past_moment(name, text) if "moment" in member.marks else _milliseconds(name, text)
-    return from_text(member, text)
+    return from_text(member, text, also=also)
 
 
 def _past_moment(name: str, text: str) -> int:

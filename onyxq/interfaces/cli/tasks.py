@@ -125,7 +125,8 @@ def _retries(text: str) -> int | None:
         return None
     number = whole(text)
     if number is None:
-        raise BadRequest(f"retries must be a number, or none for no limit, not {text!r}", field="retries")
+        problem = f"retries must be a whole number from 0, or none for no limit, not {text!r}"
+        raise BadRequest(problem, field="retries")
     return number
 
 

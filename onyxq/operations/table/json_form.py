@@ -216,16 +216,19 @@ def _encoded(value: Any, name: str) -> bytes:
         raise _Wrong("holds a number beyond the range of a double", name) from None
 
 
-def from_text(member: Member, text: str) -> Any:
-    """Return the JSON value that a text means, in a query or on the command line; raises `BadRequest`."""
+def from_text(member: Member, text: str, *, also: str = "") -> Any:
+    """Return the JSON value that a text means, in a query or on the command line; raises `BadRequest`.
+
+    ``also``: what else a number may be there, for the error.
+    """
     match member.node:
         case inspect.IntType():
             if not _INTEGER.fullmatch(text):
-                raise BadRequest(f"{member.name} must be an integer, not {text!r}", field=member.name)
+                raise BadRequest(f"{member.name} must be an integer{also}, not {text!r}", field=member.name)
             return int(text)
         case inspect.FloatType():
             if not _NUMBER.fullmatch(text):
-                raise BadRequest(f"{member.name} must be a number, not {text!r}", field=member.name)
+                raise BadRequest(f"{member.name} must be a number{also}, not {text!r}", field=member.name)
             return float(text) if "." in text else int(text)
         case inspect.BoolType():
             if text not in ("true", "false"):
