@@ -30,9 +30,12 @@ def late(task: Task, limit_ms: float, now_ms: int, answers: Sequence[Answer], fi
 
 
 def last_failure(task: Task) -> str | None:
-    """Return the error of the last attempt that failed; None if there is none."""
-    failed = [claim for claim in task.claims if claim.error is not None]
-    return failed[-1].error if failed else None
+    """Return why the last attempt that counts did not complete the task; None if there is none."""
+    over = [claim for claim in task.claims if claim.error is not None or claim.outcome == "expired"]
+    if not over:
+        return None
+    lapsed = f"worker {over[-1].worker or '(unnamed)'} stopped answering, and its lease ended"
+    return over[-1].error or lapsed
 
 
 def next_retry(task: Task, now_ms: int) -> str:

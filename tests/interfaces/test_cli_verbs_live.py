@@ -184,6 +184,14 @@ def test_a_wait_that_ends_too_early_says_what_the_task_waits_for(line: Line, que
     assert re.search(r"is scheduled after 200 ms: retry 1 of 25 in \d+ min: ValueError: no", line.said.err)
 
 
+def test_a_wait_names_the_worker_that_stopped_answering(line: Line, queue: str) -> None:
+    """Its lease ends, and the attempt counts although nobody reported a failure."""
+    task = enqueued(line, queue)
+    line.json("task", "claim", queue, "--wait", "20s", "--lease", "1s", "--worker", "vm:7")
+    assert line.code("task", "wait", task, "--timeout", "4s") == 6
+    assert "attempt 1 failed: worker vm:7 stopped answering, and its lease ended" in line.said.err
+
+
 @pytest.mark.parametrize(
     ("words", "call"),
     [
