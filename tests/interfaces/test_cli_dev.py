@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.interfaces.test_cli_live import FREE, started
 
 STOP_S_MAX = 60
 TASKS = """
+import os
+
 from onyxq import App
 
 app = App()
@@ -30,6 +33,10 @@ app = App()
 @app.task(queue="mail")
 def greet(name: str) -> str:
     return f"hello {name}"
+
+@app.task(queue="mail")
+def pid() -> int:
+    return os.getpid()
 """
 
 
@@ -128,12 +135,17 @@ def test_a_terminal_gets_no_line_for_programs() -> None:
 def test_a_worker_runs_beside_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``onyxq dev hello`` runs the tasks of the only App in the module, and stops its worker in good order."""
+    """``onyxq dev hello`` runs the tasks of the only App in the module, and stops its worker in good order.
+
+    If the worker is killed, another one starts, and the cluster continues.
+    """
     (tmp_path / "hello.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     with started("dev", "hello", "--json", *FREE) as process:
         assert process.stdout is not None
         address = json.loads(process.stdout.readline())["peers"][0]["listen"]
+        assert run(["task", "call", "hello:pid", "--wait", "--connect", address]) == 0
+        os.kill(int(capsys.readouterr().out.split()[-1]), signal.SIGKILL)
         call = '{"task": "greet", "args": ["ann"], "kwargs": {}}'
         assert run(["task", "enqueue", "mail", "--data", call, "--connect", address]) == 0
         task = capsys.readouterr().out.strip()
@@ -142,6 +154,7 @@ def test_a_worker_runs_beside_the_cluster(
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=STOP_S_MAX)
         assert process.returncode == 0, said
+    assert "the worker was killed by SIGKILL: starting another" in said
     assert "stopped: 1 task completed" in said
 
 

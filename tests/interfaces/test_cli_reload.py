@@ -46,12 +46,34 @@ def test_a_command_runs_again_when_a_file_changes(tmp_path: Path) -> None:
         assert process.stdout.readline() == "version 1\n"
         work.write_text("raise SystemExit(7)", "utf-8")
         assert process.stdout.readline() == "work.py changed: starting again\n"
-        assert process.stdout.readline() == "ended with exit code 7; waiting for a change\n"
+        assert process.stdout.readline() == "the worker ended with exit code 7; waiting for a change\n"
         work.write_text(WAITING.format(version=2), "utf-8")
         assert process.stdout.readline() == "work.py changed: starting again\n"
         assert process.stdout.readline() == "version 2\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 3
+
+
+def test_a_command_that_a_signal_killed_runs_again(tmp_path: Path) -> None:
+    """No file must change for that."""
+    kill = """
+import os, signal
+from pathlib import Path
+
+begun = Path("begun").exists()
+Path("begun").touch()
+if not begun:
+    os.kill(os.getpid(), signal.SIGKILL)
+print("again", flush=True)
+"""
+    (tmp_path / "work.py").write_text(kill, "utf-8")
+    command = [sys.executable, "-u", "-c", PROGRAM]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(2)]
+        process.terminate()
+    assert said == ["the worker was killed by SIGKILL: starting again\n", "again\n"]
 
 
 def test_a_command_runs_again_when_it_asks_for_it(tmp_path: Path) -> None:
@@ -78,7 +100,7 @@ sys.exit(0 if begun else {AGAIN})
         said = [process.stdout.readline() for _ in range(4)]
         process.terminate()
     assert said[:3] == ["watched\n", "the server is a new cluster: starting again\n", "watched\n"]
-    assert said[3] == "ended with exit code 0; waiting for a change\n"
+    assert said[3] == "the worker ended with exit code 0; waiting for a change\n"
 
 
 @pytest.mark.parametrize("watched", [True, False])

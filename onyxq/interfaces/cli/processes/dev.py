@@ -28,6 +28,7 @@ from onyxq.interfaces.cli.processes.daemons import (
     timers_of,
     words,
 )
+from onyxq.interfaces.cli.processes.reload import signal_name
 from onyxq.system.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ def dev(context: Context) -> int | None:
                 copies = f"{cluster.copies} {'copy' if cluster.copies == 1 else 'copies'}"
                 context.out.note(f"this cluster keeps {copies} of each task; more peers add no copies")
             if context.args.app:
-                worker.start(context, found[0].address)
-                await worker.run(stop)
+                await worker.run(context, found[0].address, stop)
             else:
                 await stop.wait()
 
@@ -91,7 +91,7 @@ class WorkerProcess:
     """Its exit code if it ended before the cluster was stopped."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
-    def start(self, context: Context, address: str) -> None:
+    def start(self, context: Context, address: str) -> subprocess.Popen[bytes]:
         """Start it; its environment has the address and certificates."""
         command = [sys.executable, "-m", "onyxq", "worker", "start", context.args.app]
         command += ["--reload"] if context.args.reload else []
@@ -99,12 +99,12 @@ class WorkerProcess:
         environment = {**os.environ, **context.certificates().to_environment(), "ONYXQ_CONNECT": address}
         # In the group of this process, it would get Ctrl-C twice, and the second signal would end it at once.
         self._process = subprocess.Popen(command, env=environment, process_group=0)
+        return self._process
 
-    async def run(self, stop: trio.Event) -> None:
-        """Return when it has ended; let it finish its running tasks when ``stop`` is set."""
+    async def run(self, context: Context, address: str, stop: trio.Event) -> None:
+        """Run it until it ends, and again if a signal kills it; let it finish its tasks when ``stop`` is set."""
         import trio
 
-        assert self._process is not None
         async with trio.open_nursery() as nursery:
 
             async def pass_on() -> None:
@@ -112,7 +112,12 @@ class WorkerProcess:
                 self._signal(signal.SIGTERM)
 
             nursery.start_soon(pass_on)
-            code = await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+            code = -1
+            while code < 0 and not stop.is_set():
+                process = self.start(context, address)
+                code = await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+                if code < 0 and not stop.is_set():
+                    context.out.note(f"the worker was killed by {signal_name(code)}: starting another")
             if not stop.is_set():
                 self.code = code or None
             nursery.cancel_scope.cancel()

@@ -1,7 +1,7 @@
 """``--reload``: run a command in a process of its own, and start it again when a Python file changes.
 
 The command runs in its own process, so an error in a changed file ends only that process. The next change starts it
-again, and so does the exit code `AGAIN`. Signals are passed on to it.
+again. It starts at once after the exit code `AGAIN`, or if a signal killed it. Signals are passed on to it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ class Notes(Protocol):
 
     def note(self, text: str) -> None:
         """Print a line."""
+
+
+def signal_name(code: int) -> str:
+    """Return the name of the signal in the negative exit code of a process, such as ``SIGKILL``."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def is_watched() -> bool:
@@ -99,8 +107,10 @@ def _until_changed(
         if process.poll() is not None and not ended:
             if process.returncode == AGAIN:
                 return "the server is a new cluster"
+            if process.returncode < 0:
+                return f"the worker was killed by {signal_name(process.returncode)}"
             ended = True
-            out.note(f"ended with exit code {process.returncode}; waiting for a change")
+            out.note(f"the worker ended with exit code {process.returncode}; waiting for a change")
         time.sleep(LOOK_EVERY_S)
     return ""
 
