@@ -90,7 +90,7 @@ def ran(here: Path, *command: str, code: int = 0, **variables: str) -> str:
 @pytest.mark.long
 def test_the_first_hour_shows_what_the_page_says(first_hour: Path) -> None:
     """The worker and every command are processes, as on the page; the cluster has free ports."""
-    (said,) = re.findall(r"prints ``([^`]+)``::", README)
+    (said,) = re.findall(r'``completed: "([^`]+)"``::', README)
     with running() as cluster:
         place = {"ONYXQ_CONNECT": cluster.addresses[0]}
         started = [sys.executable, "-m", "onyxq", "worker", "start", "tasks:app"]
