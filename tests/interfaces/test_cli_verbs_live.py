@@ -185,7 +185,7 @@ def test_a_wait_that_ends_too_early_says_what_the_task_waits_for(line: Line, que
 
 
 def test_a_wait_names_the_worker_that_stopped_answering(line: Line, queue: str) -> None:
-    """Its lease ends, and the attempt counts although nobody reported a failure."""
+    """Its lease ends, and the attempt counts although it reported no failure."""
     task = enqueued(line, queue)
     line.json("task", "claim", queue, "--wait", "20s", "--lease", "1s", "--worker", "vm:7")
     assert line.code("task", "wait", task, "--timeout", "4s") == 6
