@@ -90,8 +90,7 @@ class Cancellations:
 
     def _check_transactions(self, task_id: TaskId) -> None:
         """Raise `Unavailable` if a transaction that may still be committed completes a claimed task."""
-        replica = self._host.replica
-        if claim_of(replica, task_id) is not None and pending_facts.is_completed(self._host.store, replica, task_id):
+        if pending_facts.is_completed(self._host.store, self._host.replica, task_id):
             raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
 
     def _check_next_task(self, task_id: TaskId, body: bytes) -> None:

@@ -1,7 +1,7 @@
 """Outcomes of tasks, as the leader of their partition reports them to nodes with waiting tasks.
 
-A completion counts once a majority has it. A node that asks about an unfinished task gets a hint
-when the task is finished.
+A completion counts once a majority has it. A failure or a cancel counts only once no transaction can
+complete the task any more. A node that asks about an unfinished task gets a hint when the task is finished.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Outcomes:
         """Stretch -> node that waits for tasks of it -> mask of these tasks."""
         self.unstored: set[TaskId] = set()
         """First ids of runs of committed transactions that this leader does not store, so these tasks never come."""
+        self._undecided: set[TaskId] = set()
+        """Failed and cancelled tasks that a transaction may still complete, and for which a node waits."""
 
     async def outcomes(self, ids: Sequence[TaskId], watcher: str) -> list[str | None]:
         """Return the outcome of each task that is led from here.
@@ -101,10 +103,37 @@ class Outcomes:
         if unsure & mask or not leader.backed or self._is_overtaken(task_id):
             return UNFINISHED
         try:
-            outcome = completions_of(store, Run(task_id, 1))[0][1].outcome
+            return self._end(leader, task_id)
         except Corrupt:
             return UNFINISHED  # as far as is known until the repair
+
+    def _end(self, leader: PartitionLeader, task_id: TaskId) -> str:
+        """Return the outcome of a finished task; raises `Corrupt`.
+
+        No entry records a failure or a cancel. The log orders it and a commit by the end of the claim alone.
+        """
+        outcome = completions_of(self._host.store, Run(task_id, 1))[0][1].outcome
+        if outcome != facts.COMPLETED and pending_facts.is_completed(self._host.store, self._host.replica, task_id):
+            self._hint_later(leader, task_id)
+            return UNFINISHED
         return self._reported(leader, task_id, facts.OUTCOMES[outcome])
+
+    def _hint_later(self, leader: PartitionLeader, task_id: TaskId) -> None:
+        """Send hints about a finished task once the log has ended its claim."""
+
+        async def later() -> None:
+            try:
+                while self._host.leaders.get(leader.partition) is leader:
+                    if claim_of(self._host.replica, task_id) is None:
+                        self.finished([Run(task_id, 1)])
+                        return
+                    await self._host.moved()
+            finally:
+                self._undecided.discard(task_id)
+
+        if task_id not in self._undecided:
+            self._undecided.add(task_id)
+            self._host.start_soon(later)
 
     @staticmethod
     def _reported(leader: PartitionLeader, task_id: TaskId, outcome: str) -> str:

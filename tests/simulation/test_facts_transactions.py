@@ -8,7 +8,9 @@ from random import Random
 import pytest
 import trio
 
+from onyxq.core.ids import mask_of, stretch_of
 from onyxq.node.node import Node
+from onyxq.store.store import Store
 from onyxq.system.procedures import pause
 from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS
 from simulation.planted.planted import Planted
@@ -234,5 +236,38 @@ def test_a_leader_that_gives_up_changes_no_task_of_a_unique_key_afterwards() -> 
             facts.give_up(transacting.leader, transacting.leader.leaders[0])
             _pass(facts, 0.11)
         transacting.rest()
+
+    play(scene)
+
+
+def _is_finished(store: Store, task: Task) -> bool:
+    return bool(store.finished_bits(stretch_of(task.id)) & mask_of(task.id, 1))
+
+
+def _held_back(_: Callable[[SearchOutbox], bool]) -> Callable[[SearchOutbox], bool]:
+    """Let no record be sent."""
+    return lambda outbox: False
+
+
+def test_a_dependent_hears_of_no_failure_while_a_commit_may_complete_the_task() -> None:
+    """The worker's request failed, so it reports a failure. The commit and the end of the claim are on their way."""
+
+    def scene(transacting: Transacting) -> None:
+        clients, facts = transacting.clients, transacting.facts
+        transacting.enqueue()
+        given = transacting.claimed()
+        clients.enqueue(depends=(given.task,))
+        work(facts)
+        *_, dependent = transacting.model.tasks.values()
+        assert dependent.acked
+        with faulty([("simulation.search.facts_node:SearchOutbox.due", _held_back)]):
+            clients.transact([given], [], [], [])
+            work(facts)
+            clients.fail(given)
+            _pass(facts, 0.1)
+            store = transacting.leader.store
+            assert [_is_finished(store, one) for one in (given.task, dependent)] == [True, False]
+        transacting.rest()
+        assert dependent.grants
 
     play(scene)

@@ -24,7 +24,7 @@ from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import Row, seal, sealed, task_header, unseal
 from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.jobs.batch_names import is_void
-from onyxq.core.replica import Replica, Transaction
+from onyxq.core.replica import Replica, Transaction, claim_of
 from onyxq.store.interface import Batch, PendingRow
 from onyxq.store.row_checks import Prepared
 from onyxq.store.store import Store
@@ -80,7 +80,12 @@ def completed_runs(items: Iterable[Any]) -> list[Run]:
 
 
 def is_completed(store: Store, replica: Replica, task_id: TaskId) -> bool:
-    """Return whether a task is completed by a committed transaction or one that may be; raises `Corrupt`."""
+    """Return whether a transaction that is or may be committed completes a claimed task; raises `Corrupt`.
+
+    A commit needs the claim, so none can follow once the log has ended it.
+    """
+    if claim_of(replica, task_id) is None:
+        return False
     bits = completed_bits(store, replica, partition_of(task_id))
     return bool(bits.get(stretch_of(task_id), 0) & mask_of(task_id, 1))
 
