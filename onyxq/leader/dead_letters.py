@@ -13,6 +13,7 @@ from onyxq.core.errors import Conflict, LogUnavailable, OnyxqError, Unavailable,
 from onyxq.core.facts import Completion
 from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.core.replica import claim_of
+from onyxq.leader.cohort import pending_facts
 from onyxq.leader.completion_rows import Finish, completions_of, history_of, token_now
 from onyxq.leader.completions import Completions
 from onyxq.leader.entry_chunks import fitting, size_of
@@ -206,6 +207,8 @@ class DeadLetters:
             return again
         self._check_requeueing(task_id)
         self._check_dead(task_id, "discarded")
+        if pending_facts.is_completed(self._host.store, self._host.replica, task_id):
+            raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
         row = self._host.store.task_row(task_id)
         if row is not None:
             self._state.keys.note(task_id, row[1])

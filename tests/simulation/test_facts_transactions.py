@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import Any
 
 import pytest
 import trio
 
+from onyxq.core.errors import Unavailable
 from onyxq.core.ids import mask_of, stretch_of
 from onyxq.node.node import Node
+from onyxq.operations.table.task import DiscardDead
 from onyxq.store.store import Store
 from onyxq.system.procedures import pause
 from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS
@@ -267,6 +270,11 @@ def test_a_dependent_hears_of_no_failure_while_a_commit_may_complete_the_task() 
             _pass(facts, 0.1)
             store = transacting.leader.store
             assert [_is_finished(store, one) for one in (given.task, dependent)] == [True, False]
+            discard, answers = DiscardDead(ids=[given.task.id]), list[list[dict[str, Any] | None]]()
+            clients.ask(transacting.leader, transacting.leader.operations.dead_letters.discard(discard), answers.append)
+            work(facts)
+            ((refused,),) = answers
+            assert refused is not None and refused["code"] == Unavailable.code
         transacting.rest()
         assert dependent.grants
 
