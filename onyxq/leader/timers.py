@@ -67,6 +67,7 @@ class Timers:
         try:
             leader.check()
             row = await self._row(leader, first, header, body, replace=replace)
+            leader.check()  # it may have been deposed while this waited
             with shielded():  # the next request about this id must know the outcome
                 return await leader.decide(self._keyed_rows.write(leader, facts.first_of(row.key), [row]))
         finally:

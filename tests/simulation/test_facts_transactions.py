@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from onyxq.core.errors import Unavailable
-from onyxq.core.ids import mask_of, stretch_of
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import make_id, mask_of, stretch_of
 from onyxq.node.node import Node
 from onyxq.operations.table.task import DiscardDead
 from onyxq.store.store import Store
@@ -279,3 +280,27 @@ def test_a_dependent_hears_of_no_failure_while_a_commit_may_complete_the_task() 
         assert dependent.grants
 
     play(scene)
+
+
+def test_a_leader_that_gives_up_replaces_no_timer_afterwards() -> None:
+    """Nothing would end the state of the new task, so a later leadership on that node would not grant it."""
+
+    def scene(transacting: Transacting) -> None:
+        facts, leader = transacting.facts, transacting.leader
+        timers, now_ms = leader.operations.timers, transacting.clients.now_ms()
+        tasks = [(make_id(now_ms + 60_000, 0, 0xBEEF, number), _timer(b"%d" % number)) for number in range(2)]
+        leader.procedures.start(timers.set(*tasks[0], replace=False))
+        work(facts)
+        assert timers.current_task(0, "timers", "t") == tasks[0][0]
+        with faulty([("onyxq.node.node:Node.settled", _later)]):
+            leader.procedures.start(timers.set(*tasks[1], replace=True), lambda answer, error: None)
+            work(facts)  # it looks whether the first task has ended
+            facts.give_up(leader, leader.leaders[0])
+            _pass(facts, 0.11)
+        transacting.rest()
+
+    play(scene)
+
+
+def _timer(data: bytes) -> bytes:
+    return pack_task({"queue": "timers", "retries": 0, "unique_key": "t"}, [data])

@@ -115,8 +115,10 @@ class KeyedRows:
     def _write_again(self, task_id: TaskId) -> None:
         leader = self._host.leaders.get(partition_of(task_id))
         if leader is None or leader.deposed or not self._state.any_in(State.UNCONFIRMED, [Run(task_id, 1)]):
+            # The takeover finds the row again, wherever it is stored. The write may have begun after the leadership.
+            self._state.settle(State.UNCONFIRMED, [Run(task_id, 1)])
             self._latest.pop(task_id, None)
-            return  # the takeover finds the row again, wherever it is stored
+            return
         try:
             row = self._host.store.task_row(task_id)
         except Corrupt as error:
