@@ -113,7 +113,8 @@ class Completions:
         try:
             for partition, finishes in sorted(work.items()):
                 leader = self._host.leaders.get(partition)
-                if leader is None:  # it was led from here when the request began
+                if leader is None or not leader.ready:  # it was led from here when the request began
+                    # A leader that has not taken over yet does not know the ends that were acknowledged meanwhile.
                     lost = NotLeader(f"partition {partition} is no longer led from here").to_map()
                     for place, finish in finishes:
                         refused[place].append([*finish.run, lost])

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.core.errors import Unavailable
-from onyxq.core.facts import pack_task
-from onyxq.core.ids import make_id, mask_of, stretch_of
+from onyxq.core.errors import NotLeader, Unavailable
+from onyxq.core.facts import CANCELLED, pack_task
+from onyxq.core.ids import Run, make_id, mask_of, stretch_of
+from onyxq.leader.completion_rows import Finish
 from onyxq.node.node import Node
 from onyxq.operations.table.task import DiscardDead
 from onyxq.store.store import Store
@@ -304,3 +305,20 @@ def test_a_leader_that_gives_up_replaces_no_timer_afterwards() -> None:
 
 def _timer(data: bytes) -> bytes:
     return pack_task({"queue": "timers", "retries": 0, "unique_key": "t"}, [data])
+
+
+def test_a_leader_finishes_no_task_before_it_has_taken_over() -> None:
+    """A request began under an earlier leadership of the node. Another leader may have ended the task meanwhile."""
+
+    def scene(transacting: Transacting) -> None:
+        node, task = transacting.leader, transacting.enqueue()
+        node.leaders[0].ready = False
+        finish, refused = Finish(Run(task.id, 1), task.number, CANCELLED, []), list[list[Any]]([[]])
+        node.procedures.start(node.operations.completions.finish_all({0: [(0, finish)]}, refused))
+        work(transacting.facts)
+        assert not _is_finished(node.store, task)
+        assert [error["code"] for _, _, error in refused[0]] == [NotLeader.code]
+        node.leaders[0].ready = True
+        transacting.rest()
+
+    play(scene)
