@@ -6,6 +6,7 @@ The model knows the requests, and learns from the log which transactions are com
 * From the commit on, its tasks are done, and only the settlement of their partition ends the claims that it holds.
 * A settled part is on the disks of a majority. No disk shows anything of a transaction that is not committed.
 * The answers say what the log says.
+* No task fails because of another one that a transaction completes.
 """
 
 from __future__ import annotations
@@ -228,12 +229,16 @@ class TransactingModel(Model):
                 yield task, "an update"
 
     def look(self) -> None:
-        """Judge that no disk shows new tasks or updates of transactions that are not committed."""
+        """Judge that no disk shows anything of transactions that are not committed.
+
+        A completion that its worker also asked for alone may be there.
+        """
         disks = [DiskReads(tables) for tables in self.disks().values()]
         for asked in self.asked.values():
             if not asked.position:
                 shown = [(task, _known(task)) for task in asked.enqueues]
                 shown += [(task, _updated(task, token, data)) for task, token, data in asked.updates]
+                shown += [(one, _completed(one, token)) for one, token, _ in asked.completes if token not in one.ending]
                 for task, shows in shown:
                     if any(map(shows, disks)):
                         raise self.broken(f"{asked.name} is not committed, and a disk shows what it does to {task.hex}")
@@ -283,7 +288,16 @@ class TransactingModel(Model):
                 for number in range(len(stores)):
                     for task, what in self._missing(asked, number, lacks):
                         raise self.broken(f"{asked.name} is committed, and {what} of {task.hex} is not there")
+        for task in self.tasks.values():
+            if task.depends and not task.grants and not task.reopened:
+                self._check_dependent(task, stores[partition_of(task.id)])
         self.look()
+
+    def _check_dependent(self, task: Task, store: Store) -> None:
+        """Judge that a task which never ran did not fail, if all tasks on which it depends completed."""
+        failed = any(one.outcome == facts.FAILED for _, one in completions_of(store, Run(task.id, 1)))
+        if failed and all(one.completed and not one.reopened and not one.unique for one in task.depends):
+            raise self.broken(f"{task.hex} failed, although all tasks on which it depends were completed")
 
 
 def _completed(task: Task, token: int) -> Callable[[Store], bool]:
