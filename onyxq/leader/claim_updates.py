@@ -277,8 +277,8 @@ class ClaimUpdates:
                 # The claims may still be valid, but not for longer than before.
                 _refuse(refused, items, entry.renewals, NotLeader("the partition's leader changed meanwhile"))
         for place, (first, count, token, _) in enumerate(items):
-            lost = mask_of(first, count) & ~held_bits(self._host.replica, Run(first, count), token)
-            if lost and not refused[place]:
+            lost = _accepted(items[place], refused[place]) & ~held_bits(self._host.replica, Run(first, count), token)
+            if lost:
                 stale = StaleToken(f"token {token} no longer holds task {first.hex()}")
                 refused[place] += [[*run, stale.to_map()] for run in runs_of(stretch_of(first), lost)]
 
@@ -289,8 +289,23 @@ def _refuse(
     parts: Iterable[release_claims.Release | renew_claims.Renewal],
     error: OnyxqError,
 ) -> None:
-    """Refuse the ``(first, count, token, ...)`` items that these parts of an entry are about."""
-    about = {(part.token, stretch_of(run.first)) for part in parts for run in part.runs}
+    """Refuse the tasks of ``(first, count, token, ...)`` items that are in these parts of an entry.
+
+    Other tasks of an item may be refused already, for another reason.
+    """
+    about: dict[tuple[int, bytes], int] = {}
+    for part in parts:
+        for run in part.runs:
+            key = part.token, stretch_of(run.first)
+            about[key] = about.get(key, 0) | mask_of(*run)
     for place, item in enumerate(items):
-        if (item[2], stretch_of(item[0])) in about and not refused[place]:
-            refused[place].append([item[0], item[1], error.to_map()])
+        bits = about.get((item[2], stretch_of(item[0])), 0) & _accepted(item, refused[place])
+        refused[place] += [[*run, error.to_map()] for run in runs_of(stretch_of(item[0]), bits)]
+
+
+def _accepted(item: tuple[Any, ...], refused: list[Refused]) -> int:
+    """Return the mask of the tasks of a ``(first, count, ...)`` item that are not refused."""
+    bits = mask_of(item[0], item[1])
+    for first, count, _ in refused:
+        bits &= ~mask_of(first, count)
+    return bits

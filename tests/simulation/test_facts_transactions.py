@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
 import pytest
 import trio
 
-from onyxq.core.errors import NotLeader, Unavailable
+from onyxq.core.errors import LogUnavailable, NotLeader, StaleToken, Unavailable
 from onyxq.core.facts import CANCELLED, pack_task
 from onyxq.core.ids import Run, make_id, mask_of, stretch_of
 from onyxq.leader.completion_rows import Finish
 from onyxq.node.node import Node
+from onyxq.operations.table.claim import Renew, Renewal
 from onyxq.operations.table.task import DiscardDead
 from onyxq.store.store import Store
 from onyxq.system.procedures import pause
@@ -322,3 +323,37 @@ def test_a_leader_finishes_no_task_before_it_has_taken_over() -> None:
         transacting.rest()
 
     play(scene)
+
+
+def test_a_renewal_that_fails_is_refused_for_each_task_that_was_not_refused_before() -> None:
+    """One of two tasks with one token is completed. The worker must hear that the lease of the other is not longer."""
+
+    def scene(transacting: Transacting) -> None:
+        clients, facts, leader = transacting.clients, transacting.facts, transacting.leader
+        tasks = transacting.enqueue(), transacting.enqueue()
+        clients.claim(2, leader)
+        work(facts)
+        first, second = sorted(clients.held, key=lambda one: one.task.id)
+        assert first.token == second.token and stretch_of(first.task.id) == stretch_of(tasks[1].id)
+        clients.complete(first, b"done")
+        work(facts)
+        answers: list[list[list[list[Any]]]] = []
+        renew = Renew(items=[Renewal(first.task.id, 2, first.token, 10_000)])
+        with faulty([("simulation.search.transactions.node:TransactingNode.verdicts", _no_log)]):
+            clients.ask(leader, leader.operations.claim_updates.renew(renew), answers.append)
+            work(facts)
+        (((*refused,),),) = answers
+        said = {task_id: error["code"] for task_id, _, error in refused}
+        assert said == {first.task.id: StaleToken.code, second.task.id: LogUnavailable.code}
+        transacting.rest()
+
+    play(scene)
+
+
+def _no_log(_: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Let the log take no entries."""
+
+    async def verdicts(node: FactsNode, entries: Sequence[Any]) -> Any:
+        raise LogUnavailable("the log is away")
+
+    return verdicts
