@@ -15,7 +15,7 @@ from log_entries import settle_transactions
 from onyxq.core import facts
 from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, Unavailable, from_map
 from onyxq.core.facts import Row, Update
-from onyxq.core.ids import Run, TaskId
+from onyxq.core.ids import Run, TaskId, partition_of
 from onyxq.core.replica import Transaction
 from onyxq.core.task_headers import UNIQUE_KEY, may_say
 from onyxq.leader.cohort import pending_facts
@@ -76,6 +76,10 @@ class TransactionApplier:
                         continue
                     self._busy.add(partition)
                     start(self._serve(leader))
+
+    def lead(self, partition: int) -> None:
+        """Forget when tasks of a partition were refused for their dependencies under an earlier leadership."""
+        self._refused = {first: since for first, since in self._refused.items() if partition_of(first) != partition}
 
     def owe(self, partition: int, name: str) -> None:
         """Make a committed transaction visible in a partition, if this node leads the partition."""

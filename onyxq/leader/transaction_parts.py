@@ -137,6 +137,7 @@ class TransactionParts:
         """Make committed transactions visible in a partition that serves from here now."""
         unstored = self._outcomes.unstored
         unstored -= {one for one in unstored if partition_of(one) == leader.partition}  # these are tried again
+        self.applier.lead(leader.partition)
         for name, found in sorted(self._host.replica.transactions.items()):
             if leader.partition in found.parts:
                 self.applier.owe(leader.partition, name)

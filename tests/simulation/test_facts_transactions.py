@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.core.errors import LogUnavailable, NotLeader, StaleToken, Unavailable
+from onyxq.core.errors import BadRequest, LogUnavailable, NotLeader, StaleToken, Unavailable
 from onyxq.core.facts import CANCELLED, pack_task
 from onyxq.core.ids import Run, make_id, mask_of, stretch_of
 from onyxq.leader.completion_rows import Finish
+from onyxq.leader.transaction_apply import DEPENDS_PATIENCE_S
 from onyxq.node.node import Node
 from onyxq.operations.table.claim import Renew, Renewal
 from onyxq.operations.table.task import DiscardDead
@@ -357,3 +358,17 @@ def _no_log(_: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         raise LogUnavailable("the log is away")
 
     return verdicts
+
+
+def test_a_new_leadership_waits_again_for_what_a_committed_task_depends_on() -> None:
+    """The last one waited a little and ended. Its patience is not over because much time has passed since."""
+
+    def scene(transacting: Transacting) -> None:
+        node, task = transacting.leader, transacting.enqueue()
+        parts, refusal = node.operations.transaction_parts, BadRequest("there is no such task", field="depends")
+        assert parts.applier._may_come(task.id, refusal)
+        transacting.facts.wait(2 * DEPENDS_PATIENCE_S)
+        parts.lead(node.leaders[0])
+        assert parts.applier._may_come(task.id, refusal)
+
+    play(scene)
