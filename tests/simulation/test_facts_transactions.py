@@ -13,6 +13,7 @@ from onyxq.core.errors import BadRequest, LogUnavailable, NotLeader, StaleToken,
 from onyxq.core.facts import CANCELLED, pack_task
 from onyxq.core.ids import Run, make_id, mask_of, stretch_of
 from onyxq.leader.completion_rows import Finish
+from onyxq.leader.completions import SETTLE_EVERY_S
 from onyxq.leader.transaction_apply import DEPENDS_PATIENCE_S
 from onyxq.node.node import Node
 from onyxq.operations.table.claim import Renew, Renewal
@@ -23,7 +24,7 @@ from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS
 from simulation.planted.planted import Planted
 from simulation.planted.seams import Fault, faulty
 from simulation.probes import TRANSACTIONS, Probes
-from simulation.search.facts_calm import calm, work
+from simulation.search.facts_calm import calm, settle, work
 from simulation.search.facts_clients import Given
 from simulation.search.facts_cluster import Facts
 from simulation.search.facts_model import Task, UniqueKey
@@ -370,5 +371,38 @@ def test_a_new_leadership_waits_again_for_what_a_committed_task_depends_on() -> 
         transacting.facts.wait(2 * DEPENDS_PATIENCE_S)
         parts.lead(node.leaders[0])
         assert parts.applier._may_come(task.id, refusal)
+
+    play(scene)
+
+
+def test_a_dead_letter_that_comes_from_another_node_is_not_reported_while_a_commit_may_come() -> None:
+    """The leader's disk refused it, so a transaction could prepare the task. Then a comparison brings it back."""
+
+    def scene(transacting: Transacting) -> None:
+        clients, facts, leader = transacting.clients, transacting.facts, transacting.leader
+        task = transacting.enqueue()
+        given = transacting.claimed()
+        clients.enqueue(depends=(task,))
+        work(facts)
+        *_, dependent = transacting.model.tasks.values()
+        (other,) = (node for node in facts.living() if node is not leader)
+        with faulty([("simulation.search.facts_node:SearchOutbox.due", _held_back)]):
+            clients.fail(given)
+            settle(facts, leader)
+            leader.procedures.start(leader.senders[other.node_id].send_waiting())
+            facts.deliver(facts.mail[-1])
+            leader.commit()
+            settle(facts, leader)
+            leader.disk.end(refused=True, lands=False)
+            _pass(facts, 0.0)
+            assert [_is_finished(node.store, task) for node in (leader, other)] == [False, True]
+            clients.transact([given], [], [], [])
+            work(facts)
+            leader.procedures.start(leader.follow(leader.leaders[0], other))
+            for _ in range(5):
+                _pass(facts, SETTLE_EVERY_S / 2)
+            assert [_is_finished(leader.store, one) for one in (task, dependent)] == [True, False]
+        transacting.rest()
+        assert dependent.grants
 
     play(scene)
