@@ -173,6 +173,10 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
                 if isinstance(made, _WhileOpen):
                     self.__dict__.pop(name, None)
 
+    @property
+    def _is_open(self) -> bool:
+        return "_pool" in self.__dict__
+
     # tasks
     async def results(self, ids: Iterable[bytes | str]) -> Results:
         """Return the results of tasks, such as ``claim.depends``, in the same order.

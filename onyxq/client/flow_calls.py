@@ -77,6 +77,10 @@ class FlowHandle:
 class FlowCalls:
     """The calls of `AsyncClient` for flows with an id."""
 
+    @property
+    def _is_open(self) -> bool:
+        raise NotImplementedError
+
     async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -139,7 +143,7 @@ class FlowCalls:
             try:
                 found = await self._do(WAIT_FLOW, WaitFlow(id=as_id(id), wait_ms=min(left_ms, ONE_WAIT_MS)))
             except (Unavailable, Overloaded, TimedOut):
-                if found is None or left_ms <= 0:
+                if found is None or left_ms <= 0 or not self._is_open:
                     raise
                 continue  # peers come and go during a long wait
             if found["state"] in ENDED:

@@ -132,6 +132,10 @@ ALL_LETTERS: LetterChoice = {
 class Jobs:
     """The part of `AsyncClient` that is about jobs."""
 
+    @property
+    def _is_open(self) -> bool:
+        raise NotImplementedError
+
     async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -213,7 +217,7 @@ class Jobs:
             try:
                 found = await self._do(WAIT_JOB, WaitJob(id=id, wait_ms=min(left_ms, ONE_WAIT_MS)))
             except (Unavailable, Overloaded, TimedOut):
-                if found is None or anyio.current_time() >= until:
+                if found is None or anyio.current_time() >= until or not self._is_open:
                     raise
                 continue  # peers come and go during a wait of hours
             if found["state"] in ENDED:
@@ -268,7 +272,7 @@ class Jobs:
             try:
                 found = await self._do(MAKE_SAVEPOINT, args)
             except (Unavailable, Overloaded, TimedOut):
-                if not asked or anyio.current_time() >= until:
+                if not asked or anyio.current_time() >= until or not self._is_open:
                     raise
                 continue  # peers come and go while the files are copied
             asked = True

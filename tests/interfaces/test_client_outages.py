@@ -5,11 +5,16 @@ Long outages cost no memory, late calls make no second tasks, and unusable addre
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import anyio
 import pytest
 import trio
 
 from onyxq.client import AsyncClient
+from onyxq.client.flow_calls import FlowCalls
+from onyxq.client.jobs import Jobs
 from onyxq.errors import BadRequest, ClusterMismatch, TimedOut, Unavailable
 from onyxq.wire.server import Request
 from simulation.world.network import SimulatedNetwork
@@ -127,3 +132,41 @@ async def test_a_client_that_is_not_open_says_so(network: SimulatedNetwork, peer
             assert found.value.advice.startswith("Use it in an async with block")
         async with client:
             await client.enqueue("mail", b"1")
+
+
+class _Closed(FlowCalls, Jobs):
+    """The calls of a client that is closed while a wait lasts, and whose peers are gone."""
+
+    asked = 0
+
+    @property
+    def _is_open(self) -> bool:
+        return self.asked < 2
+
+    async def _do(self, operation: Any, args: Any, *, timeout_ms: Any = None) -> dict[str, Any]:
+        self.asked += 1
+        assert self.asked <= 2, "it would ask for ever, and block the event loop"
+        if self.asked == 1:
+            return {"state": "running"}
+        raise Unavailable("the client is not open")
+
+    def random_name(self) -> str:
+        return "name"
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda calls: calls.wait_flow(bytes(20)),
+        lambda calls: calls.wait_job("job"),
+        lambda calls: calls.savepoint_job("job", "before"),
+    ],
+)
+def test_a_wait_ends_with_its_client(wait: Callable[[_Closed], Coroutine[Any, Any, object]]) -> None:
+    """A peer that is gone may come back during a wait, but a client that is closed does not."""
+
+    async def main() -> None:
+        with pytest.raises(Unavailable, match="not open"):
+            await wait(_Closed())
+
+    anyio.run(main)
