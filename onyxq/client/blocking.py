@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from threading import Lock, Thread
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio
@@ -46,7 +46,7 @@ def _blocking(method: AsyncMethod[P, R]) -> Callable[Concatenate[Client, P], R]:
             return self._run(functools.partial(method, self._opened(), *args, **kwargs))
         except TypeError:
             # An argument that does not exist shows in the other thread only, as that of another class.
-            check_call(getattr(self, method.__name__), args, kwargs)
+            check_call(MethodType(call, self), args, kwargs)  # a subclass may have another call of the name
             raise
 
     return call

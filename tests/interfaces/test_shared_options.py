@@ -96,3 +96,23 @@ def test_a_misspelt_option_is_answered_with_the_one_that_is_meant() -> None:
                 call()
             assert str(found.value) == f"Client.{text}"
             assert len(traceback.extract_tb(found.value.__traceback__)) <= 4
+
+
+def test_a_type_error_within_a_call_is_not_one_of_the_subclass() -> None:
+    """A subclass may take other arguments than the call that it makes."""
+
+    class Shop(Client):
+        """Sends orders."""
+
+        def enqueue(self, order: bytes) -> Any:  # type: ignore[override]
+            """Enqueue an order."""
+            return super().enqueue("orders", order)
+
+        def _opened(self) -> Any:
+            return None
+
+        def _run(self, call: Callable[[], Any]) -> Any:
+            raise TypeError("within the call")
+
+    with pytest.raises(TypeError, match="^within the call$"):
+        Shop("127.0.0.1:1").enqueue(b"1")
