@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
-from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, TooLarge, Unavailable
 from onyxq.core.task_headers import due_of
 from onyxq.system.tracing import attempting
 from onyxq.worker import console, retries
@@ -480,9 +480,11 @@ class Worker:
     async def _complete(self, client: AsyncClient, job: _Job) -> None:
         try:
             await client.complete(job.claim, job.result)
-        except BadRequest:  # a result that is too large
-            problem = f"{len(job.result or b''):,} bytes are too many"
-            hint = "Store it elsewhere, and return where it is."
+        except BadRequest as error:
+            problem, hint = error.message, error.advice
+            if isinstance(error, TooLarge):
+                problem = f"{len(job.result or b''):,} bytes are too many"
+                hint = "Store it elsewhere, and return where it is."
             await self._fail(client, job, retries.ResultRefused(job.attempt.shown_as, problem, hint))
             return
         self.finished += 1

@@ -50,7 +50,7 @@ class ResultRefused(GiveUp):
     """A function has run, but its result cannot be stored. A retry would only run the function again."""
 
     def __init__(self, name: str, problem: str, hint: str) -> None:
-        super().__init__(f"{name} has run, but its result cannot be stored: {problem}. {hint}")
+        super().__init__(f"{name} has run, but its result cannot be stored: {problem}. {hint}".rstrip())
 
 
 class Snooze(Exception):

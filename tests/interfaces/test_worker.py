@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import anyio
 import pytest
@@ -257,6 +258,29 @@ async def test_a_result_that_is_not_taken_fails_the_task_at_once(
             "ResultRefused: a task of q has run, but its result cannot be stored: 10 bytes are too many. "
             "Store it elsewhere, and return where it is."
         )
+        worker.stop()
+
+    await with_worker(cluster, network, worker, body)
+    assert (worker.finished, worker.failed) == (0, 1)
+
+
+@pytest.mark.parametrize("result", [5, "text", {"a": 1}])
+@played
+async def test_a_result_that_is_not_bytes_fails_the_task(
+    cluster: FakeCluster, network: SimulatedNetwork, result: Any
+) -> None:
+    """The error says what a result is. The worker continues."""
+
+    async def work(claim: Claim) -> Any:
+        return result
+
+    worker = Worker(work, queues=["q"])
+
+    async def body(client: AsyncClient, peer: FakePeer) -> None:
+        task_id = await client.enqueue("q", b"")
+        await until(lambda: task_id in cluster.outcomes)
+        said = f"cannot be stored: a result is bytes or None, not {type(result).__name__}."
+        assert said in cluster.outcomes[task_id].message
         worker.stop()
 
     await with_worker(cluster, network, worker, body)
