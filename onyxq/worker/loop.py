@@ -42,8 +42,13 @@ GATHER_S = 0.02
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Shortest and longest pause after a failed claim, in seconds."""
 RELEASE_TIMEOUT_MS = 5_000
-REPORT_S = 6.0
-"""Longest wait for outcomes to be stored once a stopping worker runs no function any more, in seconds."""
+REPORT_S = 15.0
+"""Longest wait for outcomes to be stored once a stopping worker runs no function any more, in seconds.
+
+It is longer than the session of a peer that died and the takeover after it: else functions that have run run again.
+"""
+HURRIED_S = 6.0
+"""The same after a second `stop`, in seconds."""
 CLAIM_TASKS_MAX = 1_000
 AHEAD_MS = 500
 """Longest time by which a task is claimed before it is due, in milliseconds."""
@@ -376,6 +381,9 @@ class Worker:
         while self._running:
             await self._change()
         with anyio.move_on_after(REPORT_S):
+            while self._jobs and not self._hurried:
+                await self._change()
+        with anyio.move_on_after(HURRIED_S if self._hurried else 0):
             while self._jobs:
                 await self._change()
         if self._jobs:

@@ -13,7 +13,7 @@ from onyxq.client import AsyncClient, Claim
 from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, TooLarge, Unavailable
 from onyxq.wire.server import Request
 from onyxq.worker import Worker, context
-from onyxq.worker.loop import REPORT_S
+from onyxq.worker.loop import HURRIED_S, REPORT_S
 from onyxq.worker.pace import Pace
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, played
@@ -392,7 +392,7 @@ async def test_work_that_does_not_end_is_stopped_and_given_back(
     assert (anyio.current_time() - start < 5) is twice
 
 
-@pytest.mark.parametrize(("twice", "most_s"), [(True, REPORT_S), (False, 10 + REPORT_S)])
+@pytest.mark.parametrize(("twice", "most_s"), [(True, HURRIED_S), (False, 10 + REPORT_S)])
 @played
 async def test_an_outcome_that_no_peer_takes_does_not_keep_a_worker(
     cluster: FakeCluster, network: SimulatedNetwork, caplog: pytest.LogCaptureFixture, twice: bool, most_s: float
@@ -416,6 +416,32 @@ async def test_an_outcome_that_no_peer_takes_does_not_keep_a_worker(
     await with_worker(cluster, network, worker, body)
     assert most_s <= anyio.current_time() - start < most_s + 1
     assert "the cluster does not answer: 1 task will run again when its lease ends" in caplog.text
+
+
+@played
+async def test_an_outcome_outlasts_a_takeover_at_the_end(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+    """A worker stops while a leader is replaced: the function that has run must not run again."""
+
+    async def work(claim: Claim) -> bytes:
+        return b"ok"
+
+    worker = Worker(work, queues=["q"], drain_ms=0)
+
+    async def body(client: AsyncClient, peer: FakePeer) -> None:
+        def refuse(request: Request) -> bool:
+            if request.method == "complete":
+                request.fail(Unavailable("a leader takes over"))
+            return request.method == "complete"
+
+        peer.intercept = refuse
+        await client.enqueue("q", b"")
+        await until(lambda: worker.reported == 1)
+        worker.stop()
+        await anyio.sleep(10)
+        peer.intercept = None
+
+    await with_worker(cluster, network, worker, body)
+    assert worker.finished == 1
 
 
 @played
