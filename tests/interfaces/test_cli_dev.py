@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import socket
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 
 from onyxq.errors import BadRequest
 from onyxq.interfaces.cli.context import Context
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
-from onyxq.interfaces.cli.processes.dev import announce
+from onyxq.interfaces.cli.processes.dev import WorkerProcess, announce
 from onyxq.interfaces.daemon import PeerAddresses
 from onyxq.interfaces.local_cluster import address_after
 from tests.interfaces.test_cli_live import FREE, started
@@ -166,3 +169,30 @@ def test_a_worker_that_cannot_start_ends_the_cluster(tmp_path: Path, monkeypatch
         _, said = process.communicate(timeout=STOP_S_MAX)
         assert process.returncode == 2
     assert "did you mean app?" in said
+
+
+def test_a_worker_that_crashes_does_not_start_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may crash each time it is imported. Ctrl-C ends the pause."""
+    monkeypatch.setattr("onyxq.interfaces.cli.processes.dev.KILLED_PAUSE_S", math.inf)
+    said: list[str] = []
+    context = cast(Context, SimpleNamespace(out=SimpleNamespace(note=said.append)))
+    starts: list[str] = []
+
+    class Crashing(WorkerProcess):
+        def start(self, context: Context, address: str) -> Any:
+            starts.append(address)
+            assert len(starts) == 1
+            return SimpleNamespace(wait=lambda: -signal.SIGSEGV)
+
+    async def main() -> None:
+        stop, worker = trio.Event(), Crashing()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run, context, "127.0.0.1:1", stop)
+            while not said:
+                await trio.sleep(0.01)
+            await trio.testing.wait_all_tasks_blocked()
+            stop.set()
+        assert worker.code is None
+
+    trio.run(main)
+    assert said == ["the worker was killed by SIGSEGV: starting another"]

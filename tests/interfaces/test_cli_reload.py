@@ -76,6 +76,35 @@ print("again", flush=True)
     assert said == ["the worker was killed by SIGKILL: starting again\n", "again\n"]
 
 
+def test_a_signal_during_a_restart_is_not_lost(tmp_path: Path) -> None:
+    """Ctrl-C may come while the command that must start again still ends. No other one starts."""
+    work = tmp_path / "work.py"
+    ending = """
+import os, signal, sys
+
+def end(*_):
+    os.kill(os.getppid(), signal.SIGINT)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, end)
+print("begun", flush=True)
+while True:
+    signal.pause()
+"""
+    work.write_text(ending, "utf-8")
+    command = [sys.executable, "-u", "-c", PROGRAM]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            work.write_text(WAITING.format(version=2), "utf-8")
+            assert process.wait(20) == 0
+            assert process.stdout.read() == "work.py changed: starting again\n"
+        finally:
+            process.terminate()
+
+
 def test_a_command_runs_again_when_it_asks_for_it(tmp_path: Path) -> None:
     """A worker does so if its server is a new cluster. Only a command that is watched may ask."""
     work = tmp_path / "work.py"

@@ -28,7 +28,7 @@ from onyxq.interfaces.cli.processes.daemons import (
     timers_of,
     words,
 )
-from onyxq.interfaces.cli.processes.reload import signal_name
+from onyxq.interfaces.cli.processes.reload import KILLED_PAUSE_S, signal_name
 from onyxq.system.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class WorkerProcess:
                 code = await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
                 if code < 0 and not stop.is_set():
                     context.out.note(f"the worker was killed by {signal_name(code)}: starting another")
+                    with trio.move_on_after(KILLED_PAUSE_S):
+                        await stop.wait()
             if not stop.is_set():
                 self.code = code or None
             nursery.cancel_scope.cancel()

@@ -1,7 +1,7 @@
 """``--reload``: run a command in a process of its own, and start it again when a Python file changes.
 
 The command runs in its own process, so an error in a changed file ends only that process. The next change starts it
-again. It starts at once after the exit code `AGAIN`, or if a signal killed it. Signals are passed on to it.
+again. It starts at once after the exit code `AGAIN`, and soon if a signal killed it. Signals are passed on to it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ STOP_S = 2.0
 """How long the command may take to end after a change before it gets a second signal, in seconds."""
 LOOK_EVERY_S = 0.4
 """Pause between two looks at the files, in seconds."""
+KILLED_PAUSE_S = 1.0
+"""Pause before a command that was killed starts again, in seconds: it may crash each time it starts."""
 AGAIN = 75
 """Exit code with which a command that `is_watched` asks to be started again."""
 WATCHED = "ONYXQ_WATCHED"
@@ -78,13 +80,15 @@ def keep_running(out: Notes, command: Sequence[str]) -> int:
         environment = {**os.environ, WATCHED: "1"}
         with subprocess.Popen(command, cwd=directory, env=environment, process_group=0) as process:
             running[:] = [process]
+            if stopped:
+                process.terminate()  # the signal came before there was this process
             reason = _until_changed(before, directory, process, stopped, out)
             if reason:
                 out.note(f"{reason}: starting again")
                 _end(process)
             code = process.wait()
-        if not reason:
-            return code
+        if stopped:
+            return code if code >= 0 else 128 - code
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -108,7 +112,8 @@ def _until_changed(
             if process.returncode == AGAIN:
                 return "the server is a new cluster"
             if process.returncode < 0:
-                return f"the worker was killed by {signal_name(process.returncode)}"
+                time.sleep(KILLED_PAUSE_S)
+                return "" if stopped else f"the worker was killed by {signal_name(process.returncode)}"
             ended = True
             out.note(f"the worker ended with exit code {process.returncode}; waiting for a change")
         time.sleep(LOOK_EVERY_S)
