@@ -245,6 +245,8 @@ def test_a_mistyped_address_is_answered_with_a_page(http: httpx.Client) -> None:
     assert answer.status_code == 404 and "there is no such path" in texts(parsed(answer.text))
     assert [one.get("href") for one in found(parsed(answer.text), "a")] == ["/"]
     assert http.get("/ui/quues").json()["code"] == "not_found"
+    under_api = http.get("/v1/quues", headers={"accept": "text/html, image/gif, *; q=.2, */*; q=.2"})
+    assert under_api.headers["content-type"] == "application/problem+json"
 
 
 def test_a_long_list_has_parts(world: Filled, http: httpx.Client) -> None:

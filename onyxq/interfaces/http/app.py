@@ -77,6 +77,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 REQUESTS_MAX = 1_024
 """Most requests in progress, without those that wait."""
 WAITING_MAX = 4_096
+API = "v1"
+"""First part of the paths of the API for programs."""
 VITAL_ONLY = "vital_only"
 """Key in the state of a connection above the bound, on which only probes are answered."""
 
@@ -265,8 +267,9 @@ class App:
         candidates = [endpoint for endpoint in self._endpoints if _matches(endpoint, segments)]
         if not candidates:
             error = NotFound("there is no such path", hint="See /docs for all paths.")
-            tell = refused if "text/html" in arrival.headers.get("accept", "") else as_problem
-            return tell(arrival.failed(error))
+            # Some libraries of programs accept HTML unless told otherwise, so the API has problems for all.
+            of_browser = "text/html" in arrival.headers.get("accept", "") and segments[:1] != [API]
+            return (refused if of_browser else as_problem)(arrival.failed(error))
         allow = _allow(candidates)
         if method == "OPTIONS":
             return Response(status_code=204, headers={"allow": allow})
