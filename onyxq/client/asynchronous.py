@@ -12,6 +12,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -264,13 +265,16 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
 
     async def _late(self, task: Task, looks: _Looks) -> TimedOut:
         """Return the error of a wait whose time is over, with the reason if the cluster knows it."""
-        answers: list[unfinished.Answer] = []
-        for method, args in unfinished.questions(task):
-            try:
-                answers.append(await self.call(method, args, timeout_ms=unfinished.QUESTION_TIMEOUT_MS))
-            except OnyxqError:
-                answers.append(None)
-        return unfinished.late(task, looks.limit_ms, await self.now_ms(), answers)
+        questions = unfinished.questions(task) if looks.limit_ms else []  # with a limit of 0 it only looks
+        answers: list[unfinished.Answer] = [None] * len(questions)
+        now_ms = self._now_ms()
+        with anyio.move_on_after(unfinished.QUESTION_TIMEOUT_MS / 1000):
+            with suppress(OnyxqError):
+                now_ms = await self.now_ms()
+            for place, (method, args) in enumerate(questions):
+                with suppress(OnyxqError):
+                    answers[place] = await self.call(method, args)
+        return unfinished.late(task, looks.limit_ms, now_ms, answers)
 
     async def cancel(self, id: bytes | str, *, claimed: bool = False) -> None:
         """Cancel a task; raise `NotFound`, or `Conflict` if it is claimed, completed or failed.

@@ -7,6 +7,7 @@ from typing import Any
 
 from onyxq.client.values import ClaimRecord, Task
 from onyxq.core.errors import TimedOut
+from onyxq.operations.table.cluster import WAITS_FOR_MAX
 from onyxq.system.durations import exact_span, span
 
 Answer = Mapping[str, Any] | None
@@ -14,6 +15,7 @@ Answer = Mapping[str, Any] | None
 
 QUESTION_TIMEOUT_MS = 2_000
 """Longest time for an answer to one of the `questions`, in milliseconds."""
+UNNAMED = "(unnamed)"
 MORE_TIME = "Allow more time."
 
 
@@ -34,7 +36,7 @@ def last_failure(task: Task) -> str | None:
     over = [claim for claim in task.claims if claim.error is not None or claim.outcome == "expired"]
     if not over:
         return None
-    lapsed = f"worker {over[-1].worker or '(unnamed)'} stopped answering, and its lease ended"
+    lapsed = f"worker {over[-1].worker or UNNAMED} stopped answering, and its lease ended"
     return over[-1].error or lapsed
 
 
@@ -58,7 +60,8 @@ def _reason(task: Task, now_ms: int, answers: Sequence[Answer]) -> tuple[str, st
         return (f"{due}: {error}" if error else due), f"{MORE_TIME} Each attempt: onyxq task get {task.id.hex()}"
     if task.state == "claimed" and task.claims:
         claim: ClaimRecord = task.claims[-1]
-        return f"worker {claim.worker} has run attempt {claim.attempt} for {span(now_ms - claim.start_ms)}", MORE_TIME
+        since = span(max(0, now_ms - claim.start_ms))
+        return f"worker {claim.worker or UNNAMED} has run attempt {claim.attempt} for {since}", MORE_TIME
     if task.state == "ready" and answers:
         return _why_ready(task.queue, *answers)
     return "", None
@@ -69,6 +72,10 @@ def _why_ready(name: str, queue: Answer, workers: Answer) -> tuple[str, str | No
         return f"queue {name!r} is paused", f"Resume it with: onyxq queue resume {name}"
     if queue is None or workers is None or workers["silent"] or queue["depth"]["claimed"]:
         return "", None
-    if any(name in one["waits_for"] for one in workers["workers"]) or workers["all"] > len(workers["workers"]):
+    asking: list[Sequence[str]] = [one["waits_for"] for one in workers["workers"]]
+    if any(name in names or len(names) >= WAITS_FOR_MAX for names in asking) or workers["all"] > len(asking):
         return "", None
-    return f"no worker asks for queue {name!r}", "Start one with: onyxq worker start MODULE:APP"
+    if all(asking):
+        return f"no worker asks for queue {name!r}", "Start one with: onyxq worker start MODULE:APP"
+    more = f"{MORE_TIME} Or start another worker: onyxq worker start MODULE:APP"
+    return f"no worker that has a free slot asks for queue {name!r}", more

@@ -21,6 +21,7 @@ from onyxq.operations.table.cluster import (
     GET_RATE_HISTORY,
     GET_RATES,
     GET_WORKERS,
+    WAITS_FOR_MAX,
     GetRateHistory,
     GetRates,
     GetWorkers,
@@ -48,8 +49,6 @@ TOLD_TIMEOUT_S = 1.0
 """Longest wait for the part of another node, in seconds."""
 RECORD_S = 5.0
 """Pause between two checks whether a minute is over, in seconds."""
-QUEUES_MAX = 20
-"""Most queues shown for one worker."""
 
 Depth: TypeAlias = dict[str, int]
 
@@ -243,7 +242,7 @@ class Summaries:
                     newest_token=mine.token if mine.claimed else None,
                     next_deadline_in_ms=max(0, mine.deadline_ms - replica.log_time_ms) if mine.claimed else None,
                     waits=(waiting := waits.get(worker, NO_WAITING)).claims,
-                    waits_for=waiting.queues[:QUEUES_MAX],
+                    waits_for=waiting.queues[:WAITS_FOR_MAX],
                     free=waiting.tasks,
                 )
                 for worker in most[:WORKERS_MAX]
@@ -256,7 +255,9 @@ class Summaries:
 
     def _waiting_here(self) -> dict[str, Any]:
         found = self._claiming.waiting(WORKERS_MAX)
-        return {"workers": {worker: (one.claims, one.tasks, one.queues[:QUEUES_MAX]) for worker, one in found.items()}}
+        return {
+            "workers": {worker: (one.claims, one.tasks, one.queues[:WAITS_FOR_MAX]) for worker, one in found.items()}
+        }
 
     async def _everywhere(self, method: str, here: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the answers of this node and of all others that answer soon, and the names of silent nodes."""

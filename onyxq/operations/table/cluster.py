@@ -180,6 +180,10 @@ class Health(Result):
     position: Position
 
 
+WAITS_FOR_MAX = 20
+"""Most queues that the view of a worker names."""
+
+
 class WorkerView(Result):
     """A worker that holds claims or waits for some."""
 
