@@ -27,8 +27,11 @@ from onyxq.wire.tcp import TcpNetwork
 
 STARTING_S = 20.0
 """Longest wait for another process that has the directory to serve it, in seconds."""
-NOTE_S = 1.0
-"""Longest wait for the note that says so, in seconds; a process that serves no others writes none."""
+NOTE_S = 5.0
+"""Longest wait for the note that says so, in seconds; a process that serves no others writes none.
+
+The process reads its log before it writes the note, which takes a moment on a busy machine.
+"""
 LOOK_EVERY_S = 0.1
 PORT_IN_USE = "If it is a peer, such as `onyxq dev`, connect to it. Otherwise choose another port; 0 is a free one."
 IN_USE = {

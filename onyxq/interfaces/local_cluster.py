@@ -120,6 +120,8 @@ class LocalCluster:
         self._check_peers(nodes_in(root), root)
         backend = EmbeddedBackend.open(str(Path(root) / "log"))
         self._stack.push_async_callback(backend.aclose)
+        # A process that was killed may have left its note, and this one may have its id: containers reuse them.
+        (Path(root) / NOTE).unlink(missing_ok=True)
         if self._findable:
             self._stack.callback((Path(root) / NOTE).unlink, missing_ok=True)
             Note(os.getpid()).write(Path(root))

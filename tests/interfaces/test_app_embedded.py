@@ -137,6 +137,15 @@ def test_a_cluster_that_serves_no_others_is_not_found(here: Path, monkeypatch: p
     assert "another directory" in refused.value.advice and "--data" not in refused.value.advice
 
 
+def test_a_note_of_a_process_that_was_killed_is_not_believed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers reuse process ids, so the process that has the directory now may have the id in the note."""
+    monkeypatch.setattr("onyxq.interfaces.embedded.NOTE_S", 0.0)
+    (here / "queue").mkdir()
+    Note(os.getpid(), "127.0.0.1:9").write(here / "queue")
+    with onyxq.open("queue"), pytest.raises(Conflict, match=f"process {os.getpid()}"):
+        _ = shop().address
+
+
 def test_an_application_finds_the_cluster_that_dev_runs_in_its_directory(here: Path) -> None:
     """The note with its address is removed at the end."""
     with started("dev", "--json", *FREE, "--data", "queue") as process:
