@@ -87,6 +87,10 @@ class Sources:
     random_64: Callable[[], int] = _random_64
 
 
+class NotOpen(Unavailable, AttributeError):
+    """The client is not open, so it has no connections. ``hasattr``, mocks and debuggers see a missing attribute."""
+
+
 class _WhileOpen:
     """An attribute that a client has only while it is open; to read it at another time raises `Unavailable`.
 
@@ -97,7 +101,7 @@ class _WhileOpen:
         if client is None:
             return self
         hint = "Use it in an async with block: async with AsyncClient(...) as client."
-        raise Unavailable("the client is not open", hint=hint)
+        raise NotOpen("the client is not open", hint=hint)
 
 
 def _while_open() -> Any:

@@ -5,8 +5,11 @@ Long outages cost no memory, late calls make no second tasks, and unusable addre
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -132,6 +135,14 @@ async def test_a_client_that_is_not_open_says_so(network: SimulatedNetwork, peer
             assert found.value.advice.startswith("Use it in an async with block")
         async with client:
             await client.enqueue("mail", b"1")
+
+
+def test_a_client_that_is_not_open_can_be_the_model_of_a_mock() -> None:
+    """A mock reads each attribute. Only an AttributeError says that an attribute is missing."""
+    client = AsyncClient("127.0.0.1:1")
+    assert not hasattr(client, "_pool")
+    assert asyncio.iscoroutinefunction(Mock(spec=client).enqueue)
+    assert "enqueue" in dict(inspect.getmembers(client))
 
 
 class _Closed(FlowCalls, Jobs):
