@@ -213,7 +213,8 @@ class Expiry:
             attempts = piece.attempts + 1
             for part in runs_of(stretch_of(run.first), piece.bits):
                 if policy.is_spent(attempts, piece.base):
-                    note = f"worker {worker} stopped answering in attempt {attempts} (its lease ended); no retry left"
+                    who = f"worker {worker or '(unnamed)'}"
+                    note = f"{who} stopped answering in attempt {attempts} (its lease ended); no retry left"
                     dead.append(Finish(part, token, policy.failure, [note.encode()] * part.count))
                 else:
                     lapsed.append(expire_claims.Expiry(token, attempts, (part,)))
