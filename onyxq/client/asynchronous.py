@@ -171,6 +171,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.closed = True
         try:
             await self._background.__aexit__(kind, error, trace)
         finally:
@@ -180,7 +181,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
 
     @property
     def _is_open(self) -> bool:
-        return "_pool" in self.__dict__
+        return "_pool" in self.__dict__ and not self._pool.closed
 
     # tasks
     async def results(self, ids: Iterable[bytes | str]) -> Results:

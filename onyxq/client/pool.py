@@ -153,6 +153,8 @@ class Pool:
         self.reconnection = anyio.Event()
         """Set when a peer is found after the connection for requests was closed."""
         self.crowding = Crowding(generator)
+        self.closed = False
+        """Whether the client is closed or about to be: calls that are under way end."""
         self._wanted = anyio.Event()
 
     # calls
@@ -179,6 +181,7 @@ class Pool:
         first = True
         alone_since = self.clock()
         while True:
+            self._check_open()
             connection: Connection | None = None
             began = self.clock()
             reach_by = min(until, alone_since + self._reach_s)
@@ -192,6 +195,7 @@ class Pool:
                     self._clocks[connection.address] = (answer["now_ms"], self.clock())
                 return answer
             except RETRYABLE as error:
+                self._check_open()
                 broke = connection is not None and connection.closed.is_set()
                 self._failed(connection, error)
                 backoff.heed(error)
@@ -206,6 +210,10 @@ class Pool:
             address, first = None, False
             with anyio.move_on_after(left_s):
                 await backoff.wait()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Unavailable("the client was closed while it waited for the answer") from None
 
     def notify(self, method: str, args: dict[str, Any]) -> None:
         """Send the coordinator a message without an answer, if there is a coordinator."""

@@ -137,6 +137,32 @@ async def test_a_client_that_is_not_open_says_so(network: SimulatedNetwork, peer
             await client.enqueue("mail", b"1")
 
 
+@played
+async def test_calls_under_way_end_with_their_client(network: SimulatedNetwork, peer: FakePeer) -> None:
+    """They say so at once, and do not look for a peer any more."""
+    peer.intercept = lambda request: request.method != "routes"
+    said: list[str] = []
+
+    async def made(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        with pytest.raises(Unavailable) as found:
+            await call()
+        said.append(found.value.message)
+
+    async with anyio.create_task_group() as group:
+        async with client_of(network) as client:
+            for call in (
+                lambda: client.get(bytes(20)),
+                lambda: client.wait(bytes(20), None),
+                lambda: client.claim("mail", wait_ms=20_000),
+                lambda: client.wait_flow(bytes(20)),
+            ):
+                group.start_soon(made, call)
+            await anyio.wait_all_tasks_blocked()
+            began = trio.current_time()
+    assert said == ["the client was closed while it waited for the answer"] * 4
+    assert trio.current_time() == began
+
+
 def test_a_client_that_is_not_open_can_be_the_model_of_a_mock() -> None:
     """A mock reads each attribute. Only an AttributeError says that an attribute is missing."""
     client = AsyncClient("127.0.0.1:1")
