@@ -128,7 +128,7 @@ FACT_BUGS: tuple[Planted, ...] = (
         "state.leader_state:LeaderState.end_leadership",
         returning(None),
         "a task whose grant was undecided is never granted here again",
-        quick=10,
+        quick=24,
     ),
     _planted(
         "tasks that are being finished may be granted",

@@ -169,7 +169,8 @@ def test_a_wait_that_ends_too_early_says_what_the_task_waits_for(line: Line, que
     """It names the missing worker, the paused queue, or the next retry with its number and reason."""
     task = enqueued(line, queue)
     assert line.code("task", "wait", task, "--timeout", "10ms") == 6
-    assert f"task {task} is ready after 10 ms: no worker asks for queue {queue!r}" in line.said.err
+    why = f"task {task} is ready after 10 ms: no worker (that has a free slot )?asks for queue {queue!r}"
+    assert re.search(why, line.said.err)  # workers of other tests may have no free slot
     line.code("queue", "pause", queue)
     assert line.code("task", "wait", task, "--timeout", "10ms") == 6
     assert f"queue {queue!r} is paused" in line.said.err and f"onyxq queue resume {queue}" in line.said.err
