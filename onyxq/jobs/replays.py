@@ -207,7 +207,7 @@ def _overlap(mine: tuple[str, ...], others: tuple[str, ...]) -> bool:
 def _alike(pattern: str) -> str:
     """Return a pattern of Hadoop as one of Python, which may fit more names.
 
-    What follows alternatives with slashes is left out: all folders there fit.
+    The result ends at alternatives that have slashes, because any folder may follow them.
     """
     found = 1
     while found:
