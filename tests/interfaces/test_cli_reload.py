@@ -86,6 +86,7 @@ def end(*_):
     os.kill(os.getppid(), signal.SIGINT)
     sys.exit(0)
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is passed on, and may come before the end
 signal.signal(signal.SIGTERM, end)
 print("begun", flush=True)
 while True:

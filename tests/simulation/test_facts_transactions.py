@@ -34,8 +34,6 @@ from simulation.search.transactions.model import TransactingModel
 from simulation.search.transactions.node import TransactingFacts
 from simulation.search.transactions.search import TransactionsSearch, unsettled_transactions
 
-QUICK = [planted for planted in FACT_TRANSACTION_BUGS if planted.quick]
-
 
 @pytest.mark.long
 def test_transactions_are_done_as_a_whole_or_not_at_all() -> None:
@@ -48,21 +46,11 @@ def test_transactions_are_done_as_a_whole_or_not_at_all() -> None:
     assert not {*TRANSACTIONS} & {*probes.unreached()}, probes.table()
 
 
-@pytest.mark.parametrize("planted", QUICK, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", FACT_TRANSACTION_BUGS, ids=lambda planted: planted.name)
 def test_a_planted_bug_is_found_soon(planted: Planted) -> None:
     """A few runs find it, in seconds."""
     with faulty(planted.faults):
         assert any(TransactionsSearch(seed).run().broken for seed in range(1, planted.quick + 1))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "planted", [one for one in FACT_TRANSACTION_BUGS if not one.quick], ids=lambda planted: planted.name
-)
-def test_a_rare_planted_bug_is_found(planted: Planted) -> None:
-    """More runs find it."""
-    with faulty(planted.faults):
-        assert any(TransactionsSearch(seed).run().broken for seed in range(1, planted.runs + 1))
 
 
 class Once(TransactingClients):
