@@ -9,14 +9,13 @@ signal ends them even when this process is killed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +24,7 @@ import trio
 from onyxq.core.errors import Conflict, Incomplete
 from onyxq.system.directories import usable
 from onyxq.system.java import find_java
+from onyxq.system.parent_death import killed_with_parent
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -32,11 +32,9 @@ TICK_MS = 500
 SESSION_TIMEOUT_MIN_MS, SESSION_TIMEOUT_MAX_MS = 1_000, 60_000
 HEAP_MIB = 128
 
-_PR_SET_PDEATHSIG = 1
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 # Only what the server loads: opening all of pyspark's jars doubles the time to start.
 _JARS = ("zookeeper-*.jar", "slf4j-api-*.jar", "log4j-*.jar", "netty-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def find_jars() -> list[str]:
@@ -220,7 +218,7 @@ class ZookeeperServer:
                 stderr=log,
                 # Its own group: Ctrl-C in a terminal must reach only this process, which ends the server in order.
                 start_new_session=True,
-                preexec_fn=_end_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
             )
 
     def leader(self) -> int:
@@ -283,17 +281,6 @@ class ZookeeperServer:
         config = home / "zoo.cfg"
         config.write_text("\n".join(lines) + "\n")
         return config
-
-
-def _end_with(parent: int) -> Callable[[], None]:
-    """Return a function for the child before exec, so that it is killed when its starting thread ends."""
-
-    def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before the call above
-            os._exit(1)
-
-    return prepare
 
 
 def _mode(port: int) -> str:

@@ -171,6 +171,18 @@ def test_a_worker_that_cannot_start_ends_the_cluster(tmp_path: Path, monkeypatch
     assert "did you mean app?" in said
 
 
+@pytest.mark.long
+def test_a_worker_ends_with_a_killed_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that watches its files ends, too. The output that they share with the cluster is then closed."""
+    (tmp_path / "hello.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    with started("dev", "hello", "--reload", "--data", str(tmp_path / "data"), *FREE) as process:
+        assert process.stderr is not None
+        assert any("Ctrl-C stops after the running tasks" in line for line in process.stderr)
+        process.kill()
+        process.communicate(timeout=STOP_S_MAX)
+
+
 def test_a_worker_that_crashes_does_not_start_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may crash each time it is imported. Ctrl-C ends the pause."""
     monkeypatch.setattr("onyxq.interfaces.cli.processes.dev.KILLED_PAUSE_S", math.inf)

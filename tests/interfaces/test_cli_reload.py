@@ -76,6 +76,18 @@ print("again", flush=True)
     assert said == ["the worker was killed by SIGKILL: starting again\n", "again\n"]
 
 
+def test_a_command_ends_with_a_killed_watcher(tmp_path: Path) -> None:
+    """The output that they share is then closed."""
+    (tmp_path / "work.py").write_text("import signal\nsignal.alarm(60)\nprint('begun')\nsignal.pause()", "utf-8")
+    command = [sys.executable, "-u", "-c", PROGRAM]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.kill()
+        assert process.communicate(timeout=20) == ("", None)
+
+
 def test_a_signal_during_a_restart_is_not_lost(tmp_path: Path) -> None:
     """Ctrl-C may come while the command that must start again still ends. No other one starts."""
     work = tmp_path / "work.py"

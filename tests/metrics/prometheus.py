@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from onyxq.system.parent_death import killed_with_parent
 from tests.metrics.workload import SCRAPE_S, Recorded
 from tests.outbox.postgres import free_port
-from tests.processes.cluster import die_with
 
 JOB = "onyxq"
 BEGAN_S = 1_700_006_400
@@ -75,7 +75,7 @@ class Prometheus:
                 cwd=where,
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
             )
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_S_MAX, trust_env=False)
 

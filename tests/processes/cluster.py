@@ -9,7 +9,6 @@ killed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -26,6 +25,7 @@ import trio
 
 from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
+from onyxq.system.parent_death import killed_with_parent
 
 SESSION_TIMEOUT_MS = 3_000
 """Session timeout: long enough for a busy machine of two cores, short enough to wait for."""
@@ -34,9 +34,6 @@ STATE_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 10.0
 POLL_S = 0.05
 TAIL_LINES = 40
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 T = TypeVar("T")
 
@@ -95,7 +92,7 @@ class PeerProcess:
                 env=surroundings() | self.surroundings,
                 cwd=self._said.parent,
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
             )
 
     async def ready(self) -> None:
@@ -313,14 +310,3 @@ def surroundings() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ONYXQ_")}
     ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "ONYXQ_SPARK_QUICK_START": "true"}
     return kept | {"PYTHONUNBUFFERED": "1", **ours}
-
-
-def die_with(parent: int) -> Callable[[], None]:
-    """Return the function that a child runs before exec, so that it is killed when its starting thread ends."""
-
-    def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before the call above
-            os._exit(1)
-
-    return prepare

@@ -22,8 +22,9 @@ import trio
 from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
 from onyxq.outbox import create_table
+from onyxq.system.parent_death import killed_with_parent
 from tests.outbox.postgres import Postgres, free_port
-from tests.processes.cluster import POLL_S, Cluster, bounded, die_with, surroundings
+from tests.processes.cluster import POLL_S, Cluster, bounded, surroundings
 from tests.processes.order_shop import KEYS, QUEUE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
@@ -56,7 +57,7 @@ class Program:
                 env=surroundings(),
                 cwd=self._said.parent,
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
             )
 
     def kill(self) -> None:

@@ -16,7 +16,8 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient
-from tests.processes.cluster import Cluster, bounded, die_with, surroundings
+from onyxq.system.parent_death import killed_with_parent
+from tests.processes.cluster import Cluster, bounded, surroundings
 from tests.processes.counting_worker import MAP, REDUCE, RESULT, WORD_PARTITIONS, unpack
 from tests.processes.workload import states
 
@@ -57,7 +58,7 @@ class Workers:
                     stderr=stderr,
                     env=surroundings(),
                     start_new_session=True,
-                    preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                    preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
                 )
             )
 

@@ -28,7 +28,7 @@ from onyxq.interfaces.cli.processes.daemons import (
     timers_of,
     words,
 )
-from onyxq.interfaces.cli.processes.reload import KILLED_PAUSE_S, signal_name
+from onyxq.interfaces.cli.processes.reload import KILLED_PAUSE_S, signal_name, start_child
 from onyxq.system.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ class WorkerProcess:
         command += ["--reload"] if context.args.reload else []
         command += ["--config", context.args.config] if context.args.config else []
         environment = {**os.environ, **context.certificates().to_environment(), "ONYXQ_CONNECT": address}
-        # In the group of this process, it would get Ctrl-C twice, and the second signal would end it at once.
-        self._process = subprocess.Popen(command, env=environment, process_group=0)
+        self._process = start_child(command, environment)
         return self._process
 
     async def run(self, context: Context, address: str, stop: trio.Event) -> None:

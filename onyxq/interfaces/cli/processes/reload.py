@@ -1,7 +1,8 @@
 """``--reload``: run a command in a process of its own, and start it again when a Python file changes.
 
 The command runs in its own process, so an error in a changed file ends only that process. The next change starts it
-again. It starts at once after the exit code `AGAIN`, and soon if a signal killed it. Signals are passed on to it.
+again. It starts at once after the exit code `AGAIN`, and soon if a signal killed it. Signals are passed on to it,
+and it is killed if this process is.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from onyxq.system.parent_death import killed_with_parent
 
 STOP_S = 2.0
 """How long the command may take to end after a change before it gets a second signal, in seconds."""
@@ -61,6 +64,17 @@ def command_without(flag: str) -> list[str]:
     return [sys.executable, "-m", "onyxq", *(word for word in sys.argv[1:] if word != flag)]
 
 
+def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command that gets no signal of the terminal, and that is killed if this process is."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        # In the group of this process, it would get Ctrl-C twice, and the second signal would end it at once.
+        process_group=0,
+        preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
+    )
+
+
 def keep_running(out: Notes, command: Sequence[str]) -> int:
     """Run a command again and again until SIGINT, SIGTERM or SIGHUP; return its exit code."""
     directory = Path.cwd()
@@ -76,9 +90,7 @@ def keep_running(out: Notes, command: Sequence[str]) -> int:
         signal.signal(number, stop)
     while True:
         before = files_in(directory)
-        # In the group of this process, it would get Ctrl-C twice, and the second signal would end it at once.
-        environment = {**os.environ, WATCHED: "1"}
-        with subprocess.Popen(command, cwd=directory, env=environment, process_group=0) as process:
+        with start_child(command, {**os.environ, WATCHED: "1"}) as process:
             running[:] = [process]
             if stopped:
                 process.terminate()  # the signal came before there was this process
