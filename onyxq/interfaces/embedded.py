@@ -19,7 +19,7 @@ from onyxq.client.asynchronous import TIMEOUT_MS, AsyncClient
 from onyxq.client.blocking import Client
 from onyxq.core.errors import Conflict, OnyxqError, first_cause
 from onyxq.interfaces.daemon import PeerAddresses, Platform
-from onyxq.interfaces.local_cluster import LOCAL, LocalCluster, Note
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster, served_at
 from onyxq.system.durations import Milliseconds
 from onyxq.wire.memory import HOST, MemoryNetwork
 from onyxq.wire.network import Network
@@ -143,10 +143,10 @@ def open_or_find(path: str | PathLike[str], *, listen: str, http: str | None) ->
             if error.field in ("listen", "http"):
                 hint = APPS_PORT_IN_USE.format(listen, error.field.upper())
                 raise Conflict(error.message, field=error.field, hint=hint) from None
-            note = Note.of(Path(path)) if error.field == "data" else None
-            if note is not None and note.address:
-                return None, note.address
-            if time.monotonic() >= began_at + (NOTE_S if note is None else STARTING_S):
+            address = served_at(Path(path)) if error.field == "data" else None
+            if address:
+                return None, address
+            if time.monotonic() >= began_at + (NOTE_S if address is None else STARTING_S):
                 raise
             time.sleep(LOOK_EVERY_S)
         else:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import fcntl
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import trio
 from attrs import evolve
 
@@ -20,37 +19,50 @@ from onyxq.interfaces.callbacks.transports import installed as installed_transpo
 from onyxq.interfaces.daemon import MACHINE, Platform, RunningNode
 from onyxq.interfaces.peer_config import PeerConfig, check_config, is_node, make_directories, nodes_in
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.system.directories import usable, write_durably
-from onyxq.system.directory_lock import holder
+from onyxq.system.directories import create, open_regular, usable
 from onyxq.wire.tcp import join_address, split_address
 
 LOCAL = PeerConfig(data="", listen="127.0.0.1:0", http=None)
 """Settings of a cluster in one process: free ports on this machine, no HTTP."""
 NOTE = "served"
-"""File in a directory with the address at which the process that has it open serves others."""
+"""File in a directory with the address at which the process that has it open serves others.
+
+The process keeps the file locked. A file without a lock was left by a process that was killed.
+"""
 COPIES = 3
 """Most copies of each task that a new cluster keeps; with fewer nodes, one at each."""
 
 
-class Note(msgspec.Struct):
-    """What a process that has a directory open tells others there."""
+def served_at(directory: Path) -> str | None:
+    """Return the address at which the process that has a directory open serves others; empty while it starts.
 
-    pid: int
-    address: str = ""
-    """Empty while the cluster starts."""
+    Returns None if the process serves no others.
+    """
+    try:
+        with open_regular(directory / NOTE) as note:
+            try:
+                fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return note.read().decode()
+    except FileNotFoundError:
+        pass
+    return None
 
-    @staticmethod
-    def of(path: Path) -> Note | None:
-        """Return the note of the process that has the directory open; None if it tells nothing."""
+
+@contextlib.contextmanager
+def findable_in(directory: Path) -> Iterator[Callable[[str], None]]:
+    """Let `served_at` find this process inside the context; yield the function that gets its address once it serves."""
+    with create(directory / NOTE) as note:
+        fcntl.flock(note, fcntl.LOCK_EX)
+
+        def serve(address: str) -> None:
+            note.write(address.encode())
+            note.flush()
+
         try:
-            note = msgspec.json.decode((path / NOTE).read_bytes(), type=Note)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return None
-        return note if note.pid == holder(path / "log" / "lock") else None
-
-    def write(self, path: Path) -> None:
-        """Write it in the directory."""
-        write_durably(path / NOTE, msgspec.json.encode(self))
+            yield serve
+        finally:
+            (directory / NOTE).unlink(missing_ok=True)
 
 
 class LocalCluster:
@@ -120,11 +132,7 @@ class LocalCluster:
         self._check_peers(nodes_in(root), root)
         backend = EmbeddedBackend.open(str(Path(root) / "log"))
         self._stack.push_async_callback(backend.aclose)
-        # A process that was killed may have left its note, and this one may have its id: containers reuse them.
-        (Path(root) / NOTE).unlink(missing_ok=True)
-        if self._findable:
-            self._stack.callback((Path(root) / NOTE).unlink, missing_ok=True)
-            Note(os.getpid()).write(Path(root))
+        serve = self._stack.enter_context(findable_in(Path(root))) if self._findable else None
         self._nursery = await self._stack.enter_async_context(trio.open_nursery())
         for number in range(self._peers):
             config = self._config_of(number, root)
@@ -138,8 +146,8 @@ class LocalCluster:
                 await node.ready.wait()
         for node in self.nodes:
             await node.ready.wait()
-        if self._findable:
-            Note(os.getpid(), self.addresses[0]).write(Path(root))
+        if serve is not None:
+            serve(self.addresses[0])
 
     def _check_peers(self, made: int, root: str) -> None:
         if is_node(root):

@@ -10,14 +10,6 @@ from onyxq.core.errors import Conflict
 from onyxq.system.directories import PRIVATE_FILE
 
 
-def holder(path: Path) -> int | None:
-    """Return the id of the process that locked a file last; None if no process has."""
-    try:
-        return int(path.read_text("ascii"))
-    except (FileNotFoundError, ValueError):
-        return None
-
-
 def lock_file(path: Path, *, what: str, hint: str) -> int:
     """Lock a file in a data directory and return the descriptor that holds the lock.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,8 @@ import onyxq
 from onyxq import App, Client
 from onyxq.errors import BadRequest, Conflict
 from onyxq.interfaces.cli.main import run
-from onyxq.interfaces.local_cluster import Note
+from onyxq.interfaces.local_cluster import NOTE, findable_in, served_at
+from onyxq.log.embedded import EmbeddedBackend
 from tests.interfaces.test_cli_live import FREE, announced, started, stop
 from tests.tidy.rules import ROOT
 
@@ -96,7 +98,7 @@ def test_tasks_wait_in_the_directory_for_a_worker(here: Path) -> None:
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE) as worker:
         try:
             # The worker has the directory first: this program waits until it serves.
-            while Note.of(here / "queue") is None:
+            while served_at(here / "queue") is None:
                 assert worker.poll() is None
                 time.sleep(0.05)
             assert python(f'print(thumbnail.handle({first!r}).result("30s"))') == "DOG.JPG"
@@ -138,11 +140,11 @@ def test_a_cluster_that_serves_no_others_is_not_found(here: Path, monkeypatch: p
 
 
 def test_a_note_of_a_process_that_was_killed_is_not_believed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Containers reuse process ids, so the process that has the directory now may have the id in the note."""
+    """Also not before the process that has the directory now has read its log and writes a note of its own."""
     monkeypatch.setattr("onyxq.interfaces.embedded.NOTE_S", 0.0)
     (here / "queue").mkdir()
-    Note(os.getpid(), "127.0.0.1:9").write(here / "queue")
-    with onyxq.open("queue"), pytest.raises(Conflict, match=f"process {os.getpid()}"):
+    (here / "queue" / NOTE).write_text("127.0.0.1:9")
+    with closing(EmbeddedBackend.open("queue/log")), pytest.raises(Conflict, match=f"process {os.getpid()}"):
         _ = shop().address
 
 
@@ -159,16 +161,10 @@ def test_an_application_finds_the_cluster_that_dev_runs_in_its_directory(here: P
 
 def test_an_application_waits_for_a_cluster_that_starts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The note says that it will have an address."""
-    starting = Note(os.getpid())
-
-    def sleep(_: float) -> None:
-        starting.address = "127.0.0.1:9"
-        starting.write(here / "queue")
-
-    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep)
-    monkeypatch.setattr("onyxq.interfaces.embedded.time", clock)
-    with onyxq.open("queue"):
-        starting.write(here / "queue")
+    monkeypatch.setattr("onyxq.interfaces.embedded.NOTE_S", 0.0)
+    with onyxq.open("queue"), findable_in(here / "queue") as serve:
+        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: serve("127.0.0.1:9"))
+        monkeypatch.setattr("onyxq.interfaces.embedded.time", clock)
         assert shop().address == "127.0.0.1:9"
 
 
