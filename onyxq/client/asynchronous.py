@@ -30,6 +30,7 @@ from onyxq.client.flow_calls import FlowCalls
 from onyxq.client.held_claims import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.jobs import Jobs
 from onyxq.client.management import Managing
+from onyxq.client.options import explains_calls
 from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
@@ -108,6 +109,7 @@ def _while_open() -> Any:
     return _WhileOpen()
 
 
+@explains_calls
 class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 

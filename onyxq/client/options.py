@@ -5,13 +5,16 @@ A call takes them as ``**options: Unpack[X]``, where ``X`` is a ``TypedDict`` wi
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from inspect import Parameter
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 from onyxq.system.settings import did_you_mean
 
+C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 Given = TypeVar("Given", bound=Mapping[str, object])
 
@@ -62,6 +65,28 @@ def check_call(call: Callable[..., Any], args: Sequence[object], kwargs: Mapping
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{_name(call)}() {error}") from None
+
+
+def explains_calls(cls: C) -> C:
+    """Let each coroutine method of a class, also an inherited one, answer wrong arguments as `check_call` does."""
+    for owner in cls.__mro__:
+        for name, method in list(vars(owner).items()):
+            if inspect.iscoroutinefunction(method) and not name.startswith("_"):
+                setattr(owner, name, _explained(method))
+    return cls
+
+
+def _explained(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(method)
+    async def call(self: object, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            made = method(self, *args, **kwargs)
+        except TypeError:
+            check_call(MethodType(call, self), args, kwargs)
+            raise
+        return await made
+
+    return call
 
 
 def _unexpected(name: str, call: Callable[..., Any]) -> TypeError:

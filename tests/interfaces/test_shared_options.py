@@ -98,6 +98,22 @@ def test_a_misspelt_option_is_answered_with_the_one_that_is_meant() -> None:
             assert len(traceback.extract_tb(found.value.__traceback__)) <= 4
 
 
+def test_an_async_call_answers_a_wrong_argument_in_the_same_way() -> None:
+    """Also one that names all its arguments, and one that the client inherits."""
+    client: Any = AsyncClient("127.0.0.1:1")
+    calls: dict[str, Callable[[], Any]] = {
+        "claim() got an unexpected keyword argument 'lease'; did you mean lease_ms?": lambda: client.claim(
+            "q", lease="10s"
+        ),
+        "pause() got an unexpected keyword argument 'wy'; did you mean why?": lambda: client.pause("q", wy="x"),
+        "get() missing a required argument: 'id'": client.get,
+    }
+    for text, call in calls.items():
+        with pytest.raises(TypeError) as found:
+            trio.run(call)
+        assert str(found.value) == f"AsyncClient.{text}"
+
+
 def test_a_type_error_within_a_call_is_not_one_of_the_subclass() -> None:
     """A subclass may take other arguments than the call that it makes."""
 
