@@ -34,7 +34,7 @@ from onyxq.client.options import explains_calls
 from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
-from onyxq.client.values import Task, TaskUpdate, as_id
+from onyxq.client.values import Task, TaskUpdate, as_id, queue_names
 from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, Unavailable, from_map
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import AHEAD_MS_MAX
@@ -322,8 +322,8 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
             raise BadRequest(f"ahead_ms must be from 0 to {AHEAD_MS_MAX}, not {ahead_ms!r}", field="ahead_ms")
         if not isinstance(max, int) or not 1 <= max <= CLAIM_TASKS_MAX:
             raise BadRequest(f"max must be from 1 to {CLAIM_TASKS_MAX}, not {max!r}", field="max")
-        names = (queues,) if isinstance(queues, str) else tuple(queues)
-        options = Options(names, lease_ms, wait_ms, worker or self._worker, ahead_ms, self._seconds(timeout_ms))
+        asks_as, timeout_s = worker or self._worker, self._seconds(timeout_ms)
+        options = Options(queue_names(queues), lease_ms, wait_ms, asks_as, ahead_ms, timeout_s)
         return await self._claims.claim(options, max, shares=worker is None)
 
     def _give_back(self, claims: ClaimBatch) -> None:

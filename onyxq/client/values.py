@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from string import hexdigits
 from typing import Any, NamedTuple
 
@@ -155,6 +156,11 @@ def as_id(value: bytes | str) -> TaskId:
 
 def _is_part(value: object) -> bool:
     return isinstance(value, str) and len(value) < 2 * ID_BYTES and set(value) <= set(hexdigits)
+
+
+def queue_names(queues: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of queues; a text is one name."""
+    return (queues,) if isinstance(queues, str) else tuple(queues)
 
 
 @frozen

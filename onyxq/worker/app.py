@@ -35,6 +35,7 @@ from onyxq.client.connection_settings import ConnectionSettings
 from onyxq.client.flows import Part, chained, grouped
 from onyxq.client.management import SCHEDULE, ScheduleOptions
 from onyxq.client.options import known, refuse_unknown, takes
+from onyxq.client.values import queue_names
 from onyxq.core import cron
 from onyxq.core.errors import BadRequest, Conflict
 from onyxq.core.limits import Missed
@@ -288,11 +289,11 @@ class App:
 
     @takes(WorkerOptions, WORKER_DEFAULTS)
     def worker(
-        self, queues: Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
+        self, queues: str | Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> AppWorker:
         """Return a worker for tasks in ``queues``; default: all queues of this application's tasks. See `Worker`."""
         refuse_unknown(options, self.worker, WORKER_DEFAULTS)
-        names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
+        names = sorted({task.queue for task in self.tasks.values()}) if queues is None else queue_names(queues)
         if not names:
             raise BadRequest("the application has no tasks", field="queues", hint=NO_TASKS)
         found = self._worker_settings()
@@ -301,7 +302,7 @@ class App:
 
     @contextmanager
     def background_worker(
-        self, queues: Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
+        self, queues: str | Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> Iterator[AppWorker]:
         """Run a worker in another thread during a ``with`` block; it finishes its running tasks at the end.
 

@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from onyxq.client import OF_QUEUE, AsyncClient, Claim, ClaimBatch
 from onyxq.client.options import known, takes
+from onyxq.client.values import queue_names
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, TooLarge, Unavailable
 from onyxq.core.task_headers import due_of
 from onyxq.system.tracing import attempting
@@ -87,11 +88,11 @@ class Worker:
     """
 
     def __init__(
-        self, body: Body, *, queues: Sequence[str], concurrency: int = 10, **options: Unpack[WorkerOptions]
+        self, body: Body, *, queues: str | Sequence[str], concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> None:
         said = checked(known(options, Worker, WORKER_DEFAULTS), concurrency)
         self._body = body
-        self.queues = list(queues)
+        self.queues = list(queue_names(queues))
         """The queues whose tasks it claims."""
         self._scaling = Scaling(concurrency, said["concurrency_max"] or concurrency)
         self._pace = Pace(concurrency, limit=said["ahead"])

@@ -12,6 +12,7 @@ import pytest
 from onyxq import App
 from onyxq.errors import BadRequest, KeyTaken
 from onyxq.testing import Cluster, open_cluster
+from onyxq.worker import Worker
 
 
 def headers(cluster: Cluster) -> dict[Any, tuple[Any, ...]]:
@@ -217,6 +218,12 @@ def test_wrong_options_are_told_where_they_are_written(options: dict[str, Any], 
         """A task that another process cannot import."""
 
     assert refused(lambda: app.task(**options)(send)) == field
+
+
+def test_a_worker_takes_one_queue_as_a_text() -> None:
+    """As `Client.claim` does; the letters are not names of queues."""
+    assert App().worker("mail").queues == App().worker(["mail"]).queues == ["mail"]
+    assert Worker(lambda claim: asyncio.sleep(0), queues="mail").queues == ["mail"]
 
 
 def test_wrong_options_of_a_call_are_told() -> None:
