@@ -6,8 +6,7 @@ import getpass
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
-from operator import attrgetter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from onyxq.core.errors import BadRequest, NotFound, OnyxqError
 from onyxq.core.limits import Member, members
 from onyxq.core.texts import whole
 from onyxq.history import words
-from onyxq.history.calls import call_of
 from onyxq.interfaces.cli.commands.operations import offered, setting_names
 from onyxq.interfaces.cli.context import ID_DIGITS, Context, age, clock, found_id, moment
 from onyxq.interfaces.cli.output import cell
@@ -261,7 +259,7 @@ def show(context: Context, result: msgspec.Struct, columns: tuple[str, ...] = ()
 def _row(value: msgspec.Struct, shown: dict[str, Any], columns: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the fields of a struct for people: times and ages in words, short data, and maps as further fields.
 
-    ``columns``: also its properties of these names, and what only a terminal has of a task.
+    ``columns``: also its properties of these names.
     """
     out: dict[str, Any] = {}
     for name, member in members(type(value)).items():
@@ -280,18 +278,4 @@ def _row(value: msgspec.Struct, shown: dict[str, Any], columns: tuple[str, ...] 
             out |= shown[name]
         elif name in shown:
             out[name] = member.marks.get("null", shown[name]) if item is None else shown[name]
-    also = {name: _TERMINAL.get(name) or attrgetter(name) for name in columns if name not in out}
-    return out | {name: read(value) for name, read in also.items()}
-
-
-def _function(task: Any) -> str:
-    call = call_of(task.data)
-    return "" if call is None else call.function
-
-
-def _last_error(task: Any) -> str | None:
-    return task.error or (task.claims[-1].error if task.claims else None)
-
-
-_TERMINAL: dict[str, Callable[[Any], Any]] = {"function": _function, "last_error": _last_error}
-"""Column of a list of tasks on a terminal -> its value."""
+    return out | {name: getattr(value, name) for name in columns if name not in out}

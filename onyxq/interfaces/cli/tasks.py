@@ -18,8 +18,8 @@ from onyxq.core.ids import TaskId, counter_of, make_id, ms_of, partition_of, wit
 from onyxq.core.texts import visible, whole
 from onyxq.history import words
 from onyxq.history.attempts import attempt_ms
-from onyxq.history.calls import call_of
 from onyxq.interfaces.cli.context import Context, clock, found_id, moment, task_id
+from onyxq.operations.table.calls import call_of
 from onyxq.system.durations import is_duration, milliseconds
 
 if TYPE_CHECKING:

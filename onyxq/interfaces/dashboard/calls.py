@@ -16,8 +16,8 @@ from onyxq.core.errors import BadRequest
 from onyxq.core.ids import callback_of, is_callback
 from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.history import words
-from onyxq.history.calls import FunctionCall, call_of
 from onyxq.interfaces.dashboard.rendering import beginning
+from onyxq.operations.table.calls import FunctionCall, call_of
 
 TITLE_CHARS, ARGUMENTS_CHARS = 80, 160
 """Most characters of a function's name and of its arguments in a list."""

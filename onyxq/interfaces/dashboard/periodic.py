@@ -16,12 +16,12 @@ from onyxq.core.errors import BadRequest, NotFound, OnyxqError
 from onyxq.core.periodic import task_id
 from onyxq.core.replica import Periodic
 from onyxq.history import words
-from onyxq.history.calls import call_of
 from onyxq.interfaces.dashboard.calls import TITLE_CHARS, arguments_of
 from onyxq.interfaces.dashboard.page import ROWS, Filter, PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import beginning, counted, page
 from onyxq.interfaces.dashboard.schedules import in_words
 from onyxq.interfaces.http.endpoint import Call
+from onyxq.operations.table.calls import call_of
 from onyxq.operations.table.periodic import LIST_PERIODIC, ListPeriodic, PeriodicView
 from onyxq.system.durations import exact_span
 

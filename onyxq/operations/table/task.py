@@ -22,6 +22,7 @@ from onyxq.core.limits import (
 )
 from onyxq.core.texts import attempt_of
 from onyxq.operations.table.access import Access, Need, on_all_of_queue, on_queue
+from onyxq.operations.table.calls import call_of
 from onyxq.operations.table.claim import Count
 from onyxq.operations.table.enqueue import CallbackView
 from onyxq.operations.table.operation import Args, Http, Items, Operation, Place, Result, Verb
@@ -122,6 +123,17 @@ class TaskView(Result):
     def attempt(self) -> str:
         """The number of the last attempt and of all that it may have, such as ``2 of 6``."""
         return attempt_of(self.claims[-1].attempt if self.claims else 0, self.attempts_max)
+
+    @property
+    def function(self) -> str:
+        """The function that it calls; empty if its data is no call."""
+        call = call_of(self.data)
+        return "" if call is None else call.function
+
+    @property
+    def last_error(self) -> str | None:
+        """Its error if it failed for good, else that of its last attempt."""
+        return self.error or (self.claims[-1].error if self.claims else None)
 
 
 class TaskPage(Result):
