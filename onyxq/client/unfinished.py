@@ -7,7 +7,7 @@ from typing import Any
 
 from onyxq.client.values import ClaimRecord, Task
 from onyxq.core.errors import TimedOut
-from onyxq.operations.table.cluster import WAITS_FOR_MAX
+from onyxq.operations.table.missing_workers import MORE_TIME, missing_worker
 from onyxq.system.durations import exact_span, span
 
 Answer = Mapping[str, Any] | None
@@ -16,7 +16,6 @@ Answer = Mapping[str, Any] | None
 QUESTION_TIMEOUT_MS = 2_000
 """Longest time for an answer to one of the `questions`, in milliseconds."""
 UNNAMED = "(unnamed)"
-MORE_TIME = "Allow more time."
 
 
 def questions(task: Task) -> list[tuple[str, dict[str, Any]]]:
@@ -70,12 +69,7 @@ def _reason(task: Task, now_ms: int, answers: Sequence[Answer]) -> tuple[str, st
 def _why_ready(name: str, queue: Answer, workers: Answer) -> tuple[str, str | None]:
     if queue is not None and queue["settings"]["paused"]:
         return f"queue {name!r} is paused", f"Resume it with: onyxq queue resume {name}"
-    if queue is None or workers is None or workers["silent"] or queue["depth"]["claimed"]:
+    if queue is None or workers is None or queue["depth"]["claimed"]:
         return "", None
-    asking: list[Sequence[str]] = [one["waits_for"] for one in workers["workers"]]
-    if any(name in names or len(names) >= WAITS_FOR_MAX for names in asking) or workers["all"] > len(asking):
-        return "", None
-    if all(asking):
-        return f"no worker asks for queue {name!r}", "Start one with: onyxq worker start MODULE:APP"
-    more = f"{MORE_TIME} Or start another worker: onyxq worker start MODULE:APP"
-    return f"no worker that has a free slot asks for queue {name!r}", more
+    missing = missing_worker([name], workers)
+    return ("", None) if missing is None else (missing.problem, missing.hint)

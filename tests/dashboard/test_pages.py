@@ -315,6 +315,20 @@ async def test_a_queue_with_a_long_backlog_does_not_say_that_none_was_completed(
 
 
 @on_trio
+async def test_a_queue_without_a_worker_says_so() -> None:
+    """It is marked in the list, and its page says what to do."""
+    service = FakeService()
+    body = pack_task({"queue": "mail"}, [b"1"])
+    await service.call("enqueue", {"runs": [[make_id(NOW_MS, 3, 7, 0), body]], "w": None})
+    async with client_of(service) as client:
+        for path in ("/ui/queue?name=mail", "/ui/queues"):
+            told = " ".join(texts(parsed((await client.get(path)).text)).split())
+            hint = "Start one with: onyxq worker start MODULE:APP"
+            assert f"No worker asks for queue 'mail'. {hint}" in told
+            assert ("mail no worker" in told) == (path == "/ui/queues")
+
+
+@on_trio
 async def test_each_of_many_ready_timers_is_on_a_page() -> None:
     """The first page has some of them, and a link to the list of all, in the order of their times."""
     service = FakeService()

@@ -16,11 +16,14 @@ import msgspec
 import pytest
 
 from onyxq.core.limits import TIME_MS_MAX
+from onyxq.core.queue_settings import Queue
 from onyxq.interfaces.cli.commands.all import COMMANDS, SECTIONS
 from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.tasks import member, payload_given
+from onyxq.operations.table.operation import plain
+from onyxq.operations.table.queue import Depth, QueueNow, shown_settings
 from onyxq.operations.table.task import ClaimOfTask, TaskView
 
 NOWHERE = ("--connect", "127.0.0.1:1")
@@ -94,6 +97,32 @@ def test_a_terminal_shows_each_task_in_one_line(monkeypatch: pytest.MonkeyPatch)
         "01a220d807ff001d4  send      mail   scheduled  2 min ago  1 of 3   ValueError: no host no h"
     )
     assert len(call) == 100 and call.endswith("…")
+
+
+def test_queues_that_lack_a_worker_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A note tells what to do. JSON is for programs, which read the depths."""
+
+    def queue(name: str, **depth: int) -> dict[str, Any]:
+        depths = Depth(**{**dict.fromkeys(Depth.__struct_fields__, 0), **depth})
+        settings = shown_settings(Queue())
+        now = QueueNow(queue=name, depth=depths, oldest_ready_ms=0, settings=settings, running=0, position=1)
+        return cast(dict[str, Any], plain(now))
+
+    answers = {
+        "queues": {"queues": [queue("mail", ready=3), queue("index", ready=3), queue("idle")]},
+        "queue.get": queue("mail", ready=3),
+        "workers": {"silent": [], "all": 1, "workers": [{"waits_for": ["index"]}]},
+    }
+    client = SimpleNamespace(call=lambda method, *_: answers[method])
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(client))
+    for command in (["queue", "list"], ["queue", "show", "mail"]):
+        assert run(command) == 0
+        said = "no worker asks for queue 'mail'. Start one with: onyxq worker start MODULE:APP\n"
+        assert capsys.readouterr().err == said
+        assert run([*command, "--json"]) == 0
+        assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_tells_busy_workers_from_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:

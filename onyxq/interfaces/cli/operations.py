@@ -34,11 +34,16 @@ YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 
 def run(context: Context) -> None:
     """Call the operation of a command and print its answer."""
+    answered(context)
+
+
+def answered(context: Context) -> Any:
+    """Call the operation of a command, print its answer and return it; None for pages of answers."""
     operation, verb = context.args.command.row
     args = arguments(operation.args, dict(_given(context, operation, verb)))
     if verb.pages:
         _print_pages(context, operation, verb, args)
-        return
+        return None
     with context.client() as client:
         result = _called(client, operation, args)
         if verb.shows is not None:
@@ -47,6 +52,7 @@ def run(context: Context) -> None:
         if verb.remark is not None and (remark := verb.remark(result)):
             context.out.note(remark + _near_queue(client, getattr(args, "queue", "")))
     _print(context, verb, args, result)
+    return result
 
 
 def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, args: Any) -> None:

@@ -1,11 +1,37 @@
-"""Views of the replica for operators: peers, cluster, ring and partitions."""
+"""Views for operators: peers, cluster, ring, partitions and queues."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from onyxq.core.errors import OnyxqError
 from onyxq.history import words
 from onyxq.interfaces.cli.context import Context, age
+from onyxq.interfaces.cli.operations import answered
+from onyxq.operations.table.missing_workers import missing_worker, still_queues
+from onyxq.operations.table.queue import QueueView
+
+
+def queue_list(context: Context) -> None:
+    """Print all queues, and which of them lack a worker."""
+    _note_missing_workers(context, answered(context).queues)
+
+
+def queue_show(context: Context) -> None:
+    """Print one queue, and whether it lacks a worker."""
+    _note_missing_workers(context, [answered(context)])
+
+
+def _note_missing_workers(context: Context, queues: Sequence[QueueView]) -> None:
+    names = still_queues(queues)
+    if not names or context.out.as_json:
+        return
+    with suppress(OnyxqError):  # a credential may be for some queues only
+        missing = missing_worker(names, context.call("workers"))
+        if missing is not None:
+            context.out.note(f"{missing.problem}. {missing.hint}")
 
 
 def peer_list(context: Context) -> None:

@@ -10,6 +10,7 @@ from attrs import frozen
 from msgspec import Meta
 from starlette.responses import Response
 
+from onyxq.core.errors import OnyxqError
 from onyxq.core.limits import Name, members
 from onyxq.core.queue_settings import DEFAULTS, SETTINGS
 from onyxq.history import words
@@ -18,7 +19,8 @@ from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, ROWS, Filter, PageArg
 from onyxq.interfaces.dashboard.rendering import counted, page
 from onyxq.interfaces.http.endpoint import Call
 from onyxq.operations.table.json_form import parameter
-from onyxq.operations.table.queue import GET_QUEUE, PAGE_QUEUES, GetQueue, QueueSettings
+from onyxq.operations.table.missing_workers import Missing, missing_worker, still_queues
+from onyxq.operations.table.queue import GET_QUEUE, PAGE_QUEUES, GetQueue, QueueRow, QueueSettings, QueueView
 
 LATEST = 50
 """Latest completed tasks whose times are shown."""
@@ -53,6 +55,7 @@ async def get_queues(call: Call) -> Response:
         title="Queues",
         here="/ui/queues",
         found=found,
+        missing=await missing(call, found.queues),
         like=like,
         order=order,
         orders=ORDERS,
@@ -60,6 +63,15 @@ async def get_queues(call: Call) -> Response:
         rows=ROWS,
         states=STATES,
     )
+
+
+async def missing(call: Call, queues: Sequence[QueueView | QueueRow]) -> Missing | None:
+    """Return what some of the queues lack to run their ready tasks; None if they lack nothing, or if it is unknown."""
+    names = still_queues(queues)
+    try:
+        return missing_worker(names, await call.ask("workers")) if names else None
+    except OnyxqError:
+        return None  # a credential may be for some queues only
 
 
 async def get_queue(call: Call) -> Response:
@@ -85,6 +97,7 @@ async def get_queue(call: Call) -> Response:
         title=f"Queue {name}",
         here="/ui/queues",
         queue=found,
+        missing=await missing(call, [found]),
         settings=settings,
         states=STATES,
         pace=pace_of(done["tasks"], call.kit.now_ms()),

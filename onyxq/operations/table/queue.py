@@ -92,6 +92,11 @@ class QueueView(Result):
     settings: Annotated[QueueSettings, Meta(extra={"inlined": True})]
     """Its settings; in JSON they are beside the other members."""
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether it has ready tasks, runs none, and is not paused."""
+        return bool(self.depth.ready and not self.depth.claimed and not self.settings.paused)
+
 
 class QueueNow(QueueView):
     """A queue, and how many of its tasks run."""
@@ -144,6 +149,11 @@ class QueueRow(Result):
     unfinished: int
     oldest_ready_ms: int | None
     paused: bool
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it has ready tasks, runs none, and is not paused."""
+        return bool(self.depth["ready"] and not self.depth["claimed"] and not self.paused)
 
 
 class QueuePage(Result):
@@ -217,6 +227,7 @@ GET_QUEUE = Operation(
             about="show the depth of a queue by state, and its settings",
             example="mail --json",
             fixed={"known": True},
+            run="onyxq.interfaces.cli.views:queue_show",
         ),
     ),
     python="queue",
@@ -237,6 +248,7 @@ LIST_QUEUES = Operation(
             about="list queues with their depth by state, and which are paused",
             columns=("queue", "paused", *Depth.__struct_fields__, "oldest_ready"),
             empty="no queues",
+            run="onyxq.interfaces.cli.views:queue_list",
         ),
     ),
     python="queues",
