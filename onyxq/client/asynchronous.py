@@ -219,7 +219,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
             if task.state in FINISHED:
                 return task
             if looks.over:
-                raise await self._late(task, looks)
+                raise await self.late(task, looks.limit_ms)
 
     async def now_ms(self) -> int:
         """Return the cluster's time in milliseconds since the epoch. It decides when tasks are due or expire."""
@@ -267,12 +267,15 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
             if task.state in FINISHED:
                 return []
             if looks.over:
-                raise await self._late(task, looks)
+                raise await self.late(task, looks.limit_ms)
             await looks.wait()
 
-    async def _late(self, task: Task, looks: _Looks) -> TimedOut:
-        """Return the error of a wait whose time is over, with the reason if the cluster knows it."""
-        questions = unfinished.questions(task) if looks.limit_ms else []  # with a limit of 0 it only looks
+    async def late(self, task: Task, limit_ms: float, *, field: str = "wait_ms") -> TimedOut:
+        """Return the error of a wait for a task whose time is over, with the reason if the cluster gives it soon.
+
+        ``limit_ms``: the time; with 0 the caller did not wait, so nothing is asked. ``field``: its name for the caller.
+        """
+        questions = unfinished.questions(task) if limit_ms else []
         answers: list[unfinished.Answer] = [None] * len(questions)
         now_ms = self._now_ms()
         with anyio.move_on_after(unfinished.QUESTION_TIMEOUT_MS / 1000):
@@ -281,7 +284,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
             for place, (method, args) in enumerate(questions):
                 with suppress(OnyxqError):
                     answers[place] = await self.call(method, args)
-        return unfinished.late(task, looks.limit_ms, now_ms, answers)
+        return unfinished.late(task, limit_ms, now_ms, answers, field=field)
 
     async def cancel(self, id: bytes | str, *, claimed: bool = False) -> None:
         """Cancel a task; raise `NotFound`, or `Conflict` if it is claimed, completed or failed.

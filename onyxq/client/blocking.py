@@ -298,6 +298,7 @@ class Client:
     now_ms = _blocking(AsyncClient.now_ms)
     task_log = _blocking(AsyncClient.task_log)
     next_updates = _blocking(AsyncClient.next_updates)
+    late = _blocking(AsyncClient.late)
     cancel = _blocking(AsyncClient.cancel)
     claim = _blocking(AsyncClient.claim)
     update = _blocking(AsyncClient.update)

@@ -23,7 +23,7 @@ def questions(task: Task) -> list[tuple[str, dict[str, Any]]]:
     return [("queue.get", {"queue": task.queue}), ("workers", {})] if task.state == "ready" else []
 
 
-def late(task: Task, limit_ms: float, now_ms: int, answers: Sequence[Answer], field: str = "wait_ms") -> TimedOut:
+def late(task: Task, limit_ms: float, now_ms: int, answers: Sequence[Answer], *, field: str) -> TimedOut:
     """Return the error of a wait that ended before its task: it names the state, the reason and what to do."""
     why, hint = _reason(task, now_ms, answers)
     problem = f"task {task.id.hex()} is {task.state} after {exact_span(round(limit_ms))}"

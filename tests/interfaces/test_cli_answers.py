@@ -17,6 +17,7 @@ import pytest
 
 from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.queue_settings import Queue
+from onyxq.errors import TimedOut
 from onyxq.interfaces.cli.commands.all import COMMANDS, SECTIONS
 from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
@@ -235,8 +236,8 @@ def test_a_wait_lasts_as_long_as_its_limit(ends_s: float, code: int, monkeypatch
             about |= {"priority": 0, "at_ms": 0, "attempts": 0, "claims": []}
             return about | {"data": b"1", "format": "json", "result": None, "callback": None}
 
-        def now_ms(self) -> int:
-            return round(1000 * now[0])
+        def late(self, *_: object, field: str) -> TimedOut:
+            return TimedOut("it is claimed", field=field)
 
     def sleep(seconds: float) -> None:
         now[0] += seconds

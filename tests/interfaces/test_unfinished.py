@@ -45,7 +45,7 @@ NO_WORKER, NOT_FREE = "no worker asks for queue 'mail'", "no worker that has a f
 def test_a_worker_is_missing_only_if_that_is_certain(waits_for: list[list[str]], said: str) -> None:
     """A worker whose slots are full asks for nothing, and of many queues it names only some."""
     workers = {"silent": [], "all": len(waits_for), "workers": [{"waits_for": names} for names in waits_for]}
-    error = unfinished.late(Task.of(READY), 1_000, 0, [QUEUE, workers])
+    error = unfinished.late(Task.of(READY), 1_000, 0, [QUEUE, workers], field="wait_ms")
     assert error.message == f"task {bytes(20).hex()} is ready after 1 s" + (f": {said}" if said else "")
 
 
@@ -65,3 +65,13 @@ async def test_the_reason_takes_little_more_time_than_the_wait(peer: FakePeer, c
             await client.next_updates(bytes(20), wait_ms=wait_ms)
         assert trio.current_time() - began <= most_s + 0.1
         assert bool(peer.methods("queue.get")) is bool(wait_ms)
+
+
+@played
+async def test_a_caller_that_waits_on_its_own_gets_the_same_error(peer: FakePeer, client: AsyncClient) -> None:
+    """Such as the command line. It names its own argument, and gets the error as soon."""
+    peer.intercept = lambda request: request.method in ("queue.get", "workers")
+    began = trio.current_time()
+    error = await client.late(Task.of(READY), 1_000, field="timeout")
+    assert (error.field, error.message) == ("timeout", f"task {bytes(20).hex()} is ready after 1 s")
+    assert trio.current_time() - began <= unfinished.QUESTION_TIMEOUT_MS / 1000 + 0.1

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from onyxq.core.errors import BadRequest, OnyxqError, TimedOut
+from onyxq.core.errors import BadRequest
 from onyxq.interfaces.cli.context import Context, age, found_id
 from onyxq.interfaces.cli.tasks import brief, presented
 from onyxq.interfaces.cli.views import worker_table
 from onyxq.system.durations import milliseconds
 
 if TYPE_CHECKING:
-    from onyxq.client import Client, Task
+    from onyxq.client import Client
 
 Body = Callable[[Context], int | None]
 
@@ -139,7 +139,7 @@ def ended(context: Context, client: Client, task_id: bytes, until: float | None)
             return task
         left_s = math.inf if until is None else until - time.monotonic()
         if left_s <= 0:
-            raise _late(context, client, Task.of(task))
+            raise client.late(Task.of(task), milliseconds(context.args.timeout, field="timeout"), field="timeout")
         if task["attempts"] > attempts:
             attempts, seen = task["attempts"], Task.of(task)
             then = next_retry(seen, client.now_ms())
@@ -151,20 +151,6 @@ def ended(context: Context, client: Client, task_id: bytes, until: float | None)
         context.out.progress(f"{task_id.hex()} {task['state']}{said}", done, total)
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
-
-
-def _late(context: Context, client: Client, task: Task) -> TimedOut:
-    """Return the error of a wait whose time is over, with the reason if the cluster knows it."""
-    from onyxq.client import unfinished
-
-    answers: list[unfinished.Answer] = []
-    for method, args in unfinished.questions(task):
-        try:
-            answers.append(client.call(method, args, timeout_ms=unfinished.QUESTION_TIMEOUT_MS))
-        except OnyxqError:
-            answers.append(None)
-    limit_ms = milliseconds(context.args.timeout, field="timeout")
-    return unfinished.late(task, limit_ms, client.now_ms(), answers, field="timeout")
 
 
 def _progress(client: Client, task_id: bytes) -> tuple[str, float | None, float | None]:
