@@ -31,7 +31,7 @@ from onyxq.client.held_claims import Holder, completion_items, extend, items_of,
 from onyxq.client.jobs import Jobs
 from onyxq.client.management import Managing
 from onyxq.client.options import explains_calls
-from onyxq.client.pool import Pool
+from onyxq.client.pool import RETRYABLE, Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
 from onyxq.client.values import Task, TaskUpdate, as_id, queue_names
@@ -57,6 +57,8 @@ Results = list[bytes | None]
 FINISHED = ("completed", "failed", "cancelled")
 LOOK_FIRST_S, LOOK_MAX_S = 0.02, 1.0
 """Shortest and longest pause between two reads of a task during `AsyncClient.next_updates`, in seconds."""
+OUTLAST_PAUSE_S = 0.2
+"""Pause after an error that a wait outlasts, in seconds."""
 WAIT_MS = 10_000
 """Longest wait of a peer for the end of a task, in milliseconds; then the client asks again."""
 
@@ -181,9 +183,13 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
                 if isinstance(made, _WhileOpen):
                     self.__dict__.pop(name, None)
 
-    @property
-    def _is_open(self) -> bool:
-        return "_pool" in self.__dict__ and not self._pool.closed
+    async def _outlasts(self, began: float, until: float) -> bool:
+        is_open = "_pool" in self.__dict__ and not self._pool.closed
+        left_s = until - anyio.current_time()
+        if not is_open or self._pool.reached_at < began or left_s <= 0:
+            return False
+        await anyio.sleep(min(OUTLAST_PAUSE_S, left_s))
+        return True
 
     # tasks
     async def results(self, ids: Iterable[bytes | str]) -> Results:
@@ -211,11 +217,17 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
     async def wait(self, id: bytes | str, wait_ms: Milliseconds | None = TIMEOUT_MS) -> Task:
         """Wait until a task is completed, failed or cancelled, and return it.
 
-        Raises `NotFound`, or `TimedOut` if it is not finished within ``wait_ms``; None for no limit.
+        Once it has reached a peer, it waits for peers that are gone. Raises `NotFound`, or `TimedOut` if the task is
+        not finished within ``wait_ms``; None for no limit.
         """
         looks, args = _Looks(wait_ms), {"id": as_id(id)}
         while True:
-            task = Task.of(await self._ask("get", {**args, "wait_ms": looks.left_ms}))
+            try:
+                task = Task.of(await self._ask("get", {**args, "wait_ms": looks.left_ms}))
+            except RETRYABLE:
+                if await self._outlasts(looks.began, looks.until):
+                    continue
+                raise
             if task.state in FINISHED:
                 return task
             if looks.over:
@@ -258,12 +270,17 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         seen = (-1, -1) if after is None else (after.token, after.seq)
         looks, count = _Looks(wait_ms), 0
         while True:
-            task = await self.get(id)
-            if task.updates > count:
-                found = [one for one in await self.task_log(id) if (one.token, one.seq) > seen]
-                if found:
-                    return found
-                count = task.updates
+            try:
+                task = await self.get(id)
+                if task.updates > count:
+                    found = [one for one in await self.task_log(id) if (one.token, one.seq) > seen]
+                    if found:
+                        return found
+                    count = task.updates
+            except RETRYABLE:
+                if await self._outlasts(looks.began, looks.until):
+                    continue
+                raise
             if task.state in FINISHED:
                 return []
             if looks.over:
@@ -497,22 +514,23 @@ class _Looks:
 
     def __init__(self, wait_ms: Milliseconds | None) -> None:
         self.limit_ms = math.inf if wait_ms is None else as_milliseconds(wait_ms, "wait_ms")
-        self._until = anyio.current_time() + self.limit_ms / 1000
+        self.began = anyio.current_time()
+        self.until = self.began + self.limit_ms / 1000
         self._pause_s = LOOK_FIRST_S
 
     @property
     def left_ms(self) -> int:
         """Milliseconds until the limit, at most the longest wait of a peer."""
-        return int(max(0.0, min(1000 * (self._until - anyio.current_time()), WAIT_MS)))
+        return int(max(0.0, min(1000 * (self.until - anyio.current_time()), WAIT_MS)))
 
     @property
     def over(self) -> bool:
         """Whether no time is left."""
-        return anyio.current_time() >= self._until
+        return anyio.current_time() >= self.until
 
     async def wait(self) -> None:
         """Wait before the next read."""
-        await anyio.sleep(min(self._pause_s, self._until - anyio.current_time()))
+        await anyio.sleep(min(self._pause_s, self.until - anyio.current_time()))
         self._pause_s = min(2 * self._pause_s, LOOK_MAX_S)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import anyio
 
 from onyxq.client.flows import Flow, Step, chained
+from onyxq.client.pool import RETRYABLE
 from onyxq.client.values import as_id
-from onyxq.core.errors import Overloaded, TimedOut, Unavailable
+from onyxq.core.errors import TimedOut
 from onyxq.core.ids import TaskId
 from onyxq.operations.table.flow import (
     CANCEL_FLOW,
@@ -77,8 +79,11 @@ class FlowHandle:
 class FlowCalls:
     """The calls of `AsyncClient` for flows with an id."""
 
-    @property
-    def _is_open(self) -> bool:
+    async def _outlasts(self, began: float, until: float) -> bool:
+        """Pause after a temporary error, and return whether a wait that ``began`` then continues ``until`` its end.
+
+        It does if a peer was reached since: peers come and go during a long wait. It ends with its client.
+        """
         raise NotImplementedError
 
     async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
@@ -137,15 +142,16 @@ class FlowCalls:
         Raises `NotFound`, or `TimedOut` if it has not ended within ``wait_ms``; None for no limit.
         """
         limit_ms = None if wait_ms is None else as_milliseconds(wait_ms, "wait_ms")
-        until, found = None if limit_ms is None else anyio.current_time() + limit_ms / 1000, None
+        began = anyio.current_time()
+        until = math.inf if limit_ms is None else began + limit_ms / 1000
         while True:
-            left_ms = ONE_WAIT_MS if until is None else max(0, int((until - anyio.current_time()) * 1000))
+            left_ms = int(max(0.0, min(1000 * (until - anyio.current_time()), ONE_WAIT_MS)))
             try:
-                found = await self._do(WAIT_FLOW, WaitFlow(id=as_id(id), wait_ms=min(left_ms, ONE_WAIT_MS)))
-            except (Unavailable, Overloaded, TimedOut):
-                if found is None or left_ms <= 0 or not self._is_open:
-                    raise
-                continue  # peers come and go during a long wait
+                found = await self._do(WAIT_FLOW, WaitFlow(id=as_id(id), wait_ms=left_ms))
+            except RETRYABLE:
+                if await self._outlasts(began, until):
+                    continue
+                raise
             if found["state"] in ENDED:
                 return found
             if left_ms <= 0:

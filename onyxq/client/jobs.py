@@ -9,7 +9,8 @@ import anyio
 from attrs import frozen
 
 from onyxq.client.options import known, takes
-from onyxq.core.errors import Overloaded, TimedOut, Unavailable
+from onyxq.client.pool import RETRYABLE
+from onyxq.core.errors import TimedOut
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Job
@@ -132,8 +133,7 @@ ALL_LETTERS: LetterChoice = {
 class Jobs:
     """The part of `AsyncClient` that is about jobs."""
 
-    @property
-    def _is_open(self) -> bool:
+    async def _outlasts(self, began: float, until: float) -> bool:
         raise NotImplementedError
 
     async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
@@ -211,15 +211,16 @@ class Jobs:
         ``wait_ms``.
         """
         wait_ms = as_milliseconds(wait_ms, "wait_ms")
-        until, found = anyio.current_time() + wait_ms / 1000, None
+        began = anyio.current_time()
+        until = began + wait_ms / 1000
         while True:
             left_ms = max(0, int((until - anyio.current_time()) * 1000))
             try:
                 found = await self._do(WAIT_JOB, WaitJob(id=id, wait_ms=min(left_ms, ONE_WAIT_MS)))
-            except (Unavailable, Overloaded, TimedOut):
-                if found is None or anyio.current_time() >= until or not self._is_open:
-                    raise
-                continue  # peers come and go during a wait of hours
+            except RETRYABLE:
+                if await self._outlasts(began, until):
+                    continue
+                raise
             if found["state"] in ENDED:
                 return JobOutcome.of(found)
             if anyio.current_time() >= until:
@@ -265,17 +266,17 @@ class Jobs:
         if it is not complete within ``wait_ms``. It may still become complete.
         """
         wait_ms = as_milliseconds(wait_ms, "wait_ms")
-        until, request, asked = anyio.current_time() + wait_ms / 1000, self.random_name(), False
+        began, request = anyio.current_time(), self.random_name()
+        until = began + wait_ms / 1000
         while True:
             left_ms = max(0, int((until - anyio.current_time()) * 1000))
             args = MakeSavepoint(id=id, name=name, request=request, wait_ms=min(left_ms, ONE_WAIT_MS))
             try:
                 found = await self._do(MAKE_SAVEPOINT, args)
-            except (Unavailable, Overloaded, TimedOut):
-                if not asked or anyio.current_time() >= until or not self._is_open:
-                    raise
-                continue  # peers come and go while the files are copied
-            asked = True
+            except RETRYABLE:
+                if await self._outlasts(began, until):
+                    continue
+                raise
             if found["state"] == "complete":
                 return found
             if anyio.current_time() >= until:

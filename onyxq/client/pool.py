@@ -134,6 +134,8 @@ class Pool:
         self.waits = Waits()
         """Waits of the client's calls; the client runs their `Waits.watch`."""
         self.clock = self.waits.clock
+        self.reached_at = -math.inf
+        """When a request last had a connection to a peer, on `clock`."""
         self._known = list(addresses)
         """Addresses to try, the most promising first."""
         self._coordinator: Connection | None = None
@@ -187,7 +189,8 @@ class Pool:
             reach_by = min(until, alone_since + self._reach_s)
             try:
                 connection = self._direct(address) or await self.coordinator(reach_by)
-                left_ms = max(1, int((until - self.clock()) * 1000))
+                self.reached_at = self.clock()
+                left_ms = max(1, int((until - self.reached_at) * 1000))
                 timeout_ms = min(left_ms, ATTEMPT_TIMEOUT_MS + wait_ms)
                 made = args if isinstance(args, dict) else args()
                 answer = await connection.call(method, made, timeout_ms=timeout_ms, late=late)

@@ -17,7 +17,7 @@ import pytest
 
 from onyxq.core.limits import TIME_MS_MAX
 from onyxq.core.queue_settings import Queue
-from onyxq.errors import TimedOut
+from onyxq.errors import TimedOut, Unavailable
 from onyxq.interfaces.cli.commands.all import COMMANDS, SECTIONS
 from onyxq.interfaces.cli.context import Context, clock
 from onyxq.interfaces.cli.main import run
@@ -98,6 +98,28 @@ def test_a_terminal_shows_each_task_in_one_line(monkeypatch: pytest.MonkeyPatch)
         "01a220d807ff001d4  send      mail   scheduled  2 min ago  1 of 3   ValueError: no host no h"
     )
     assert len(call) == 100 and call.endswith("…")
+
+
+def test_a_wait_outlasts_a_restart_of_the_peers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once it has seen the task. Before, it reports that no peer answers."""
+    task = _task("01" * 20, b"[1]", state="ready")
+    answers: list[Any] = [task, Unavailable("gone"), Unavailable("gone"), task | {"state": "completed"}]
+
+    def call(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(SimpleNamespace(call=call)))
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None)
+    monkeypatch.setattr("onyxq.interfaces.cli.live.time", clock)
+    assert run(["task", "wait", "01" * 20]) == 0
+    assert capsys.readouterr().out == f"{'01' * 20} completed\n"
+    answers.append(Unavailable("gone"))
+    assert run(["task", "wait", "01" * 20]) == Unavailable.exit_code
 
 
 def test_queues_that_lack_a_worker_are_named(

@@ -15,13 +15,14 @@ import anyio
 import pytest
 import trio
 
-from onyxq.client import AsyncClient
+from onyxq.client import AsyncClient, Task
 from onyxq.client.flow_calls import FlowCalls
 from onyxq.client.jobs import Jobs
 from onyxq.errors import BadRequest, ClusterMismatch, TimedOut, Unavailable
 from onyxq.wire.server import Request
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, client_of, played, refuse_once, together
+from tests.interfaces.test_unfinished import READY
 
 
 @played
@@ -52,6 +53,48 @@ async def test_a_client_does_not_continue_at_a_new_cluster(cluster: FakeCluster,
         with pytest.raises(ClusterMismatch, match=r"server at a:1 is not of the cluster .* used so far") as caught:
             await client.enqueue("mail", b"2")
     assert "Start this program again." in caught.value.advice
+
+
+@pytest.mark.parametrize("method", ["wait", "next_updates"])
+@played
+async def test_a_wait_outlasts_a_restart_of_the_peers(
+    method: str, cluster: FakeCluster, network: SimulatedNetwork
+) -> None:
+    """It has its own limit. But a wait that reaches no peer fails as soon as other calls."""
+    ended = READY | {"state": "completed"}
+
+    async def restart() -> None:
+        await anyio.sleep(2)
+        first.stop()
+        network.cut("a")
+        await anyio.sleep(100)
+        answer_with(await cluster.start(network.host("a"), "a:1"), "get", ended)
+
+    first = await cluster.start(network.host("a"), "a:1")
+    answer_with(first, "get", None if method == "wait" else READY)
+    async with client_of(network, connect_timeout_ms=1_000) as client:
+        wait = getattr(client, method)
+        found, _ = await together(wait(bytes(20), wait_ms=120_000), restart())
+        assert found == ([] if method == "next_updates" else Task.of(ended))
+        cluster.peers[-1].stop()
+        network.cut("a")
+        await anyio.sleep(1)
+        began = trio.current_time()
+        for wait_ms in (120_000, None):
+            with pytest.raises(Unavailable):
+                await wait(bytes(20), wait_ms=wait_ms)
+        assert trio.current_time() - began <= 2 * 1.1
+
+
+def answer_with(peer: FakePeer, method: str, answer: dict[str, Any] | None) -> None:
+    """Let a peer give an answer to a method; None: it waits."""
+
+    def intercept(request: Request) -> bool:
+        if request.method == method and answer is not None:
+            request.reply(answer)
+        return request.method == method
+
+    peer.intercept = intercept
 
 
 @played
@@ -176,8 +219,7 @@ class _Closed(FlowCalls, Jobs):
 
     asked = 0
 
-    @property
-    def _is_open(self) -> bool:
+    async def _outlasts(self, began: float, until: float) -> bool:
         return self.asked < 2
 
     async def _do(self, operation: Any, args: Any, *, timeout_ms: Any = None) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import define
+
 from onyxq.core.errors import BadRequest
 from onyxq.interfaces.cli.context import Context, age, found_id
 from onyxq.interfaces.cli.tasks import brief, presented
@@ -126,31 +128,58 @@ def task_wait(context: Context) -> int | None:
 
 
 def ended(context: Context, client: Client, task_id: bytes, until: float | None) -> dict[str, Any]:
-    """Return a task once it is finished, and print its outcome; show its progress until then. Raises `TimedOut`."""
+    """Return a task once it is finished, and print its outcome; show its progress until then. Raises `TimedOut`.
+
+    Once it has seen the task, it waits for peers that are gone, as `AsyncClient.wait` does.
+    """
+    from onyxq.client.pool import RETRYABLE
+    from onyxq.client.values import Task
+
+    pause_s, shown, is_seen = PAUSE_MIN_S, _Shown(), False
+    while True:
+        left_s = math.inf if until is None else until - time.monotonic()
+        try:
+            task: dict[str, Any] = client.call("get", {"id": task_id, "seen_token": None, "seen_seq": None})
+            is_seen = True
+            if task["state"] not in FINISHED and left_s > 0:
+                _show(context, client, task, shown)
+        except RETRYABLE:
+            if not is_seen or left_s <= 0:
+                raise
+            context.out.progress(f"{task_id.hex()}: no answer; trying again")
+        else:
+            if task["state"] in FINISHED:
+                _print_outcome(context, task)
+                return task
+            if left_s <= 0:
+                raise client.late(Task.of(task), milliseconds(context.args.timeout, field="timeout"), field="timeout")
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+
+@define
+class _Shown:
+    """What was shown of a task."""
+
+    attempts: int = 0
+    updates: int = 0
+    progress: str = ""
+
+
+def _show(context: Context, client: Client, task: dict[str, Any], shown: _Shown) -> None:
+    """Print a line for a failed attempt, and show state and progress."""
     from onyxq.client.unfinished import last_failure, next_retry
     from onyxq.client.values import Task
 
-    pause_s, updates, attempts = PAUSE_MIN_S, 0, 0
-    said = ""
-    while True:
-        task: dict[str, Any] = client.call("get", {"id": task_id, "seen_token": None, "seen_seq": None})
-        if task["state"] in FINISHED:
-            _print_outcome(context, task)
-            return task
-        left_s = math.inf if until is None else until - time.monotonic()
-        if left_s <= 0:
-            raise client.late(Task.of(task), milliseconds(context.args.timeout, field="timeout"), field="timeout")
-        if task["attempts"] > attempts:
-            attempts, seen = task["attempts"], Task.of(task)
-            then = next_retry(seen, client.now_ms())
-            context.out.note(f"attempt {attempts} failed: {last_failure(seen)}{then and f'; {then}'}")
-        done = total = None
-        if task["updates"] > updates:
-            updates = task["updates"]
-            said, done, total = _progress(client, task_id)
-        context.out.progress(f"{task_id.hex()} {task['state']}{said}", done, total)
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+    if task["attempts"] > shown.attempts:
+        shown.attempts, seen = task["attempts"], Task.of(task)
+        then = next_retry(seen, client.now_ms())
+        context.out.note(f"attempt {shown.attempts} failed: {last_failure(seen)}{then and f'; {then}'}")
+    done = total = None
+    if task["updates"] > shown.updates:
+        shown.progress, done, total = _progress(client, task["id"])
+        shown.updates = task["updates"]
+    context.out.progress(f"{task['id'].hex()} {task['state']}{shown.progress}", done, total)
 
 
 def _progress(client: Client, task_id: bytes) -> tuple[str, float | None, float | None]:
