@@ -20,7 +20,7 @@ import pytest
 from onyxq import AsyncClient, errors
 from onyxq.client.connection_settings import ConnectionSettings
 from onyxq.errors import BadRequest
-from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS, PEER_SECTIONS, PEER_SETTINGS
 from onyxq.interfaces.cli.context import clock, moment, task_id
 from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output, cell
@@ -77,6 +77,18 @@ def test_help_shows_an_example_of_the_command(command: Command, capsys: pytest.C
     shown = capsys.readouterr().out
     assert f"example: onyxq {command.name}" in shown
     assert "--json" in shown
+
+
+def test_a_long_list_of_options_is_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    """The options for a first start come first, and the usage does not repeat all of them."""
+    with pytest.raises(SystemExit):
+        run(["dev", "--help"])
+    first, *sections = capsys.readouterr().out.split("\n\ncredentials and TLS:\n")
+    assert first.startswith("usage: onyxq dev [OPTION ...] [MODULE:APP]\n")
+    found = re.findall(r"^  (--[a-z-]+)", first, re.MULTILINE)
+    assert found == ["--reload", "--peers", "--data", "--listen", "--http"]
+    assert "\njobs on Spark:\n  --spark, --no-spark " in sections[0] and "ZooKeeper" not in sections[0]
+    assert {name for names in PEER_SECTIONS.values() for name in names} < set(PEER_SETTINGS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
 
 from onyxq import __version__
 from onyxq.operations.table.operation import Operation, Verb
@@ -78,6 +78,8 @@ class Command:
     """Whether the command talks to a peer, and so has ``--connect`` and ``--token``."""
     row: tuple[Operation[Any, Any], Verb] | None = None
     """The operation from which the command is made, and the operation's form as a command."""
+    sections: Mapping[str, Sequence[str]] = field(factory=dict)
+    """Title of each section of a long list of options -> settings; other options come first."""
 
 
 def local_command(name: str, run: str, about: str, example: str, *options: Option, **details: Any) -> Command:
@@ -216,10 +218,22 @@ def _listed(sections: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(lines[:-1])
 
 
+def _positional(known: Option) -> str:
+    """Return how the usage shows an argument; nothing for an option."""
+    (name, *_), details = known
+    shown = "" if name.startswith("-") else str(details.get("metavar") or name)
+    return f"[{shown}]" if details.get("nargs") == "?" else shown
+
+
 def _add_options(parser: Parser, command: Command) -> None:
     options = command.options()
+    places: dict[str, Any] = {}
+    for title, names in command.sections.items():
+        places |= dict.fromkeys(names, parser.add_argument_group(title))
     for flags, details in options:
-        parser.add_argument(*flags, **details)
+        places.get(flags[0].lstrip("-").replace("-", "_"), parser).add_argument(*flags, **details)
+    if command.sections:
+        parser.usage = " ".join(["%(prog)s [OPTION ...]", *map(_positional, options)]).rstrip()
     common = parser.add_argument_group("common options")
     if command.talks:
         flags, details = setting("connect", metavar="HOST:PORT")

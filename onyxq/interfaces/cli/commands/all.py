@@ -66,6 +66,24 @@ SPARK_SETTINGS = (
 ARCHIVE_SETTINGS = ("archive", "record_archive", "task_archive")
 TIMER_SETTINGS = ("timer_targets", "timer_timeout_ms")
 LOG_SETTINGS = ("log_format", "log_level")
+PEER_SECTIONS = {
+    "credentials and TLS": ("access", "allow_anyone", "http_hosts", *TLS_SETTINGS),
+    "ZooKeeper and the log": (
+        "zookeeper",
+        "zookeeper_ca",
+        "zookeeper_cert",
+        "zookeeper_key",
+        "session_timeout_ms",
+        "gc_records",
+        "gc_bytes",
+    ),
+    "copies of tasks": ("absent_after_ms", "yield_after_ms", "sync_bytes_per_s"),
+    "finished tasks and archives": (*ARCHIVE_SETTINGS, "purge_bucket_ms", "purge_margin_ms"),
+    "jobs on Spark": SPARK_SETTINGS,
+    "callbacks and task store": (*TIMER_SETTINGS, "taskstore", "taskstore_unit"),
+    "server log": LOG_SETTINGS,
+}
+"""Sections of the settings of a peer, for the help."""
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper (required)")
 DATABASE = (
     option(
@@ -137,6 +155,7 @@ COMMANDS: tuple[Command, ...] = (
         setting("taskstore_unit"),
         *map(setting, TLS_SETTINGS),
         *map(setting, (*SPARK_SETTINGS, *TIMER_SETTINGS, *LOG_SETTINGS)),
+        sections=PEER_SECTIONS,
     ),
     peer_command(
         "doctor",
@@ -179,6 +198,7 @@ COMMANDS: tuple[Command, ...] = (
         "run one peer; SIGTERM drains and stops it",
         "--zookeeper zk1:2181,zk2:2181 --data /var/lib/onyxq --zone a",
         *map(setting, PEER_SETTINGS),
+        sections=PEER_SECTIONS,
     ),
     local_command(
         "cluster create",
@@ -432,5 +452,6 @@ COMMANDS: tuple[Command, ...] = (
         "show every setting and its source",
         "--listen 0.0.0.0:7400",
         *map(setting, PEER_SETTINGS),
+        sections=PEER_SECTIONS,
     ),
 )
