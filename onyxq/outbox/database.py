@@ -43,7 +43,7 @@ _REFUSED = "SELECT seq, task_id, queue, created_at, error FROM {table} WHERE err
 
 
 class Refused(NamedTuple):
-    """A row that the cluster refuses for good. It stays in the table until it is requeued or discarded."""
+    """A row that the cluster refuses for good. It stays in the table until it is sent again or discarded."""
 
     seq: int
     task_id: TaskId

@@ -65,19 +65,19 @@ async def test_only_changed_settings_are_set() -> None:
 
 
 @on_trio
-async def test_ticked_tasks_are_counted_and_retried() -> None:
-    """A page asks first and has the ids; then these are retried, and the next page counts them."""
+async def test_ticked_tasks_are_counted_and_requeued() -> None:
+    """A page asks first and has the ids; then these are requeued, and the next page counts them."""
     service = await with_dead()
     ticked = [one.hex() for one in IDS[:2]]
     async with client_of(service) as client:
         form = {"action": "requeue", "which": "ticked", "id": ticked, "queue": "a&b", "state": "failed"}
         answer = await client.post("/ui/chosen", data=form, headers=SITE)
-        assert "Retry 2 tasks?" in answer.text and " ".join(ticked) in answer.text and "no &lt;way&gt;" in answer.text
+        assert "Requeue 2 tasks?" in answer.text and " ".join(ticked) in answer.text and "no &lt;way&gt;" in answer.text
         assert service.asked("dead.requeue") == []
         done = await client.post("/ui/do/requeue", data={"ids": " ".join(ticked), "queue": "a&b"}, headers=SITE)
         assert done.headers["location"] == "/ui/tasks?queue=a%26b&did=requeue&count=2"
         assert [task.state for task in service.tasks.values()] == ["ready", "ready", "failed"]
-        assert "Retried 2 tasks." in (await client.get(done.headers["location"])).text
+        assert "Requeued 2 tasks." in (await client.get(done.headers["location"])).text
 
 
 @on_trio
@@ -241,7 +241,7 @@ async def test_what_goes_wrong_is_a_page() -> None:
 async def test_a_link_cannot_put_words_into_a_page() -> None:
     """A link only names an action; the page has the sentence for it."""
     async with client_of(FakeService()) as client:
-        assert "Retried 3 tasks." in (await client.get("/ui/tasks?did=requeue&count=3")).text
+        assert "Requeued 3 tasks." in (await client.get("/ui/tasks?did=requeue&count=3")).text
         assert 'role="status"' not in (await client.get("/ui/tasks?did=you+are+hacked")).text
 
 

@@ -127,7 +127,7 @@ gateway.Timeout: the gateway took 30 s
 
 
 def test_the_day_of_an_operator(running: Any, world: Filled) -> None:
-    """Find the failed tasks of one error, read a traceback, retry them all, and watch them finish."""
+    """Find the failed tasks of one error, read a traceback, requeue them all, and watch them finish."""
     with Client(world.address) as client, Tab(running) as tab:
         data = [b'{"task": "shop.charge", "args": [%d], "kwargs": {}}' % number for number in range(60)]
         client.enqueue_many("shop", data, retries=0, format="json")
@@ -151,11 +151,11 @@ def test_the_day_of_an_operator(running: Any, world: Filled) -> None:
         page.go_back()
 
         page.check("input[name=which][value=all]")
-        page.click("text=Retry…")
-        page.wait_for_selector("h1:has-text('Retry 55 tasks?')")
+        page.click("text=Requeue…")
+        page.wait_for_selector("h1:has-text('Requeue 55 tasks?')")
         assert "gateway.Timeout" in page.inner_text("main") and "KeyError" not in page.inner_text("main")
-        page.click("button:has-text('Retry 55 tasks')")
-        page.wait_for_selector("[role=status]:has-text('Retried 55 tasks.')")
+        page.click("button:has-text('Requeue 55 tasks')")
+        page.wait_for_selector("[role=status]:has-text('Requeued 55 tasks.')")
         again = client.claim("shop", max=60, wait_ms=30_000)
         assert len(again) == 55
         page.wait_for_selector("tbody .state-claimed")

@@ -124,7 +124,7 @@ def test_a_timer_is_found_edited_and_delivered(world: World, tab: Tab) -> None:
 
 @pytest.mark.long
 def test_timers_are_cancelled_with_a_count(world: World, tab: Tab) -> None:
-    """The page between counts them by their target; failed ones can be retried."""
+    """The page between counts them by their target; failed ones can be requeued."""
     client, uri = world.client, world.receiver.uri
     client.set_queue("onyxq.timers", retries=0)
     client.set_timer("late", 1, f"{uri}/broken")

@@ -213,7 +213,7 @@ def test_the_beginning_of_a_long_text_is_text(before: int) -> None:
 
 
 def test_a_task_shows_its_progress_and_attempts(world: Filled, http: httpx.Client) -> None:
-    """A claimed task has a bar and can be cancelled; a failed one can be retried and discarded, and shows its error."""
+    """A claimed task has a bar and can be cancelled. A failed one can be requeued or discarded, and shows its error."""
     tree = parsed(http.get(f"/ui/tasks/{world.claimed}").text)
     (bar,) = found(tree, "progress")
     assert bar.get("value") == "75" and "<b>page</b> 3" in texts(tree)
@@ -295,7 +295,7 @@ def test_a_queue_says_its_limits_and_pace(world: Filled, http: httpx.Client) -> 
 
 
 def test_the_run_times_of_a_queue_leave_out_the_pauses_between_attempts() -> None:
-    """A task that lay failed until it was retried by hand ran no longer than its attempts did."""
+    """A task that lay failed until it was requeued by hand ran no longer than its attempts did."""
     attempts = [{"duration_ms": 30}, {"duration_ms": 12}]
     retried = {"created_ms": 0, "started_ms": 5, "finished_ms": 43_700, "duration_ms": 43_695, "claims": attempts}
     pace = pace_of([retried], 50_000)

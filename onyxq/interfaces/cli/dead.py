@@ -17,7 +17,7 @@ def dead_show(context: Context) -> None:
 
 
 def dead_requeue(context: Context) -> None:
-    """Run dead letters again, with all their retries."""
+    """Requeue dead letters: run them again, with all their retries."""
     _change(context, "dead.requeue", "requeued")
 
 
@@ -45,7 +45,7 @@ def _change(context: Context, method: str, done: str) -> None:
 
 
 def task_retry(context: Context) -> None:
-    """Run failed tasks again, with all their retries."""
+    """Requeue the dead letters that ids name."""
     _change_named(context, "dead.requeue", "requeued")
 
 

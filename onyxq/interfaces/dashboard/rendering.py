@@ -105,7 +105,7 @@ DONE = {
     "pause": "The queue is paused.",
     "resume": "The queue is resumed.",
     "queue": "The settings of the queue are changed.",
-    "requeue": "Retried {tasks}.",
+    "requeue": "Requeued {tasks}.",
     "discard": "Discarded {tasks}.",
     "cancel": "Cancelled {tasks}.",
     "enqueue": "This task is enqueued.",

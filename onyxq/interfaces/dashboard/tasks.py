@@ -177,7 +177,7 @@ class Act:
 
 
 ACTS: Mapping[str, Act] = {
-    "requeue": Act("Retry", ("failed",), "They are due at once, with all their retries."),
+    "requeue": Act("Requeue", ("failed",), "They are due at once, with all their retries."),
     "cancel": Act("Cancel", UNFINISHED, "They will not run. A worker that runs one of them is notified.", True),
     "discard": Act(
         "Discard", ("failed",), "They are cancelled for good, and an ordering key that they stopped continues.", True

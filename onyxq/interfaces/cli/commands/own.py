@@ -39,7 +39,7 @@ OWN_COMMANDS: tuple[Command, ...] = (
     peer_command(
         "dead requeue",
         "dead:dead_requeue",
-        "run dead letters again, with all their retries",
+        "requeue dead letters: run them again, with all their retries",
         "--queue mail --where 'no such host'",
         *CHOSEN,
     ),

@@ -170,7 +170,9 @@ TASK_COMMANDS: tuple[Command, ...] = (
         IDS,
         TIMEOUT,
     ),
-    peer_command("task retry", "dead:task_retry", "run failed tasks again, with all their retries", SOME_ID, IDS),
+    peer_command(
+        "task retry", "dead:task_retry", "requeue failed tasks: run them again, with all their retries", SOME_ID, IDS
+    ),
     peer_command(
         "task call",
         "calls:task_call",
