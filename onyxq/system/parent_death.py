@@ -15,10 +15,10 @@ def killed_with_parent() -> Callable[[], None]:
 
     So start the child from a thread that lives as long as the child should, such as the main thread.
     """
-    parent, libc = os.getpid(), ctypes.CDLL(None)  # loaded here: the child only makes system calls
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl  # looked up here: the child only makes system calls
 
     def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before the call above
             os._exit(1)
 

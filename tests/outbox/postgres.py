@@ -21,7 +21,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.processes.cluster import die_with
+from onyxq.system.parent_death import killed_with_parent
 
 USER = "postgres"
 START_S_MAX = 60.0
@@ -86,7 +86,7 @@ class Postgres:
                 stderr=log,
                 cwd=self._root,
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
                 **self._as_user(),
             )
 

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from onyxq.system.parent_death import killed_with_parent
 from tests.interfaces.live_world import running
 from tests.outbox.postgres import free_port
-from tests.processes.cluster import die_with, surroundings
+from tests.processes.cluster import surroundings
 
 pytestmark = pytest.mark.long
 
@@ -63,7 +64,7 @@ class Shop:
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
             )
         self._stack.callback(process.wait)
         self._stack.callback(os.killpg, process.pid, signal.SIGKILL)  # hypercorn serves in a process of its own

@@ -29,7 +29,8 @@ from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.step import step
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
-from tests.processes.cluster import bounded, die_with
+from onyxq.system.parent_death import killed_with_parent
+from tests.processes.cluster import bounded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
@@ -103,7 +104,7 @@ class Group:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             cwd=ROOT,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+            preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
         )
 
     async def line(self) -> str:

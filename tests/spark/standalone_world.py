@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onyxq.spark import home
 from onyxq.spark.session import descendants
-from tests.processes.cluster import die_with
+from onyxq.system.parent_death import killed_with_parent
 from tests.spark.host_world import PATIENCE_S, alive
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -52,7 +52,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=killed_with_parent(),  # noqa: PLW1509  # two system calls, their library loaded before
             )
 
     def said(self, pattern: re.Pattern[str]) -> re.Match[str]:
