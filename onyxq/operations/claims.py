@@ -69,7 +69,6 @@ class Waiting(NamedTuple):
     tasks: int
     """Number of tasks that they ask for."""
     queues: list[str]
-    """Queues of one of them."""
 
 
 @define(eq=False)
@@ -214,12 +213,14 @@ class Claiming:
 
     def waiting(self, most: int) -> dict[str, Waiting]:
         """Return what up to ``most`` workers wait for here."""
-        out: dict[str, Waiting] = {}
+        found: dict[str, list[Claimer]] = {}
         for one in self._claimers:
-            if one.gone or (one.worker not in out and len(out) == most):
-                continue
-            known = out.get(one.worker) or Waiting(0, 0, sorted(one.queues))
-            out[one.worker] = Waiting(known.claims + 1, known.tasks + one.maximum, known.queues)
+            if not one.gone and (one.worker in found or len(found) < most):
+                found.setdefault(one.worker, []).append(one)
+        out: dict[str, Waiting] = {}
+        for worker, claims in found.items():
+            queues = sorted(set[str]().union(*(one.queues for one in claims)))
+            out[worker] = Waiting(len(claims), sum(one.maximum for one in claims), queues)
         return out
 
     @property

@@ -229,7 +229,8 @@ class Summaries:
             for worker, found in one["workers"].items():
                 here = Waiting(*found)
                 known = waits.get(worker, NO_WAITING)
-                waits[worker] = Waiting(known.claims + here.claims, known.tasks + here.tasks, list(here.queues))
+                queues = sorted({*known.queues, *here.queues})
+                waits[worker] = Waiting(known.claims + here.claims, known.tasks + here.tasks, queues)
         most = sorted(held.keys() | waits.keys(), key=lambda worker: (-held.get(worker, NOTHING).claimed, worker))
         return Workers(
             position=replica.position,

@@ -71,16 +71,17 @@ def test_who_holds_claims_is_told(client: Client) -> None:
 
 
 def test_who_waits_is_told_wherever_he_asks(client: Client) -> None:
-    """A worker without tasks at another node is listed with the queues for which it waits."""
+    """A worker without tasks at another node is listed with the queues of all its claims that wait."""
     others = [one["address"] for one in client.peers()["peers"]]
     wires = [Wire(address) for address in others]
     try:
-        for wire in wires:
-            wire.send([99, "claim", claim_of("nothing", "comes", worker="idle", wait_ms=60_000)])
+        for number, wire in enumerate(wires):
+            wire.send([98, "claim", claim_of("nothing", "comes", worker="idle", wait_ms=60_000)])
+            wire.send([99, "claim", claim_of(f"node-{number}", worker="idle", wait_ms=60_000)])
             wire.call("$ping", {})
-        idle = [one for one in client.call("workers", {})["workers"] if one["worker"] == "idle"]
-        assert [(one["claimed"], one["waits"], one["waits_for"]) for one in idle] == [(0, 2, ["comes", "nothing"])]
-        assert idle[0]["free"] == 2 * claim_of("nothing")["max"]
+        (idle,) = [one for one in client.call("workers", {})["workers"] if one["worker"] == "idle"]
+        assert (idle["claimed"], idle["waits"], idle["free"]) == (0, 4, 4 * claim_of("nothing")["max"])
+        assert idle["waits_for"] == ["comes", "node-0", "node-1", "nothing"]
     finally:
         for wire in wires:
             wire.__exit__(None, None, None)
