@@ -277,7 +277,9 @@ class FakeService(FakeJobs):
 
     def _queue(self, name: str) -> dict[str, Any]:
         settings = {**plain(shown_settings(Queue())), **self.settings.get(name, {})}
-        return {"queue": name, "depth": self._depth(name), "oldest_ready_ms": None, "settings": settings}
+        depth = self._depth(name)
+        oldest_ready_ms = 60_000 if depth["ready"] else None
+        return {"queue": name, "depth": depth, "oldest_ready_ms": oldest_ready_ms, "settings": settings}
 
     def _queues_page(self, args: dict[str, Any]) -> dict[str, Any]:
         found = [{**one, "unfinished": 0, "paused": False} for one in self._queues({})["queues"]]

@@ -24,7 +24,7 @@ from onyxq.interfaces.cli.main import run
 from onyxq.interfaces.cli.output import Output
 from onyxq.interfaces.cli.tasks import member, payload_given
 from onyxq.operations.table.operation import plain
-from onyxq.operations.table.queue import Depth, QueueNow, shown_settings
+from onyxq.operations.table.queue import STILL_AFTER_MS, Depth, QueueNow, shown_settings
 from onyxq.operations.table.task import ClaimOfTask, TaskView
 
 NOWHERE = ("--connect", "127.0.0.1:1")
@@ -125,16 +125,26 @@ def test_a_wait_outlasts_a_restart_of_the_peers(
 def test_queues_that_lack_a_worker_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A note tells what to do. JSON is for programs, which read the depths."""
+    """A note tells what to do. JSON is for programs, which read the depths. A new task may only wait for a claim."""
 
-    def queue(name: str, **depth: int) -> dict[str, Any]:
+    def queue(name: str, oldest_ready_ms: int | None = STILL_AFTER_MS, **depth: int) -> dict[str, Any]:
         depths = Depth(**{**dict.fromkeys(Depth.__struct_fields__, 0), **depth})
         settings = shown_settings(Queue())
-        now = QueueNow(queue=name, depth=depths, oldest_ready_ms=0, settings=settings, running=0, position=1)
+        now = QueueNow(
+            queue=name, depth=depths, oldest_ready_ms=oldest_ready_ms, settings=settings, running=0, position=1
+        )
         return cast(dict[str, Any], plain(now))
 
     answers = {
-        "queues": {"queues": [queue("mail", ready=3), queue("index", ready=3), queue("idle")]},
+        "queues": {
+            "queues": [
+                queue("mail", ready=3),
+                queue("index", ready=3),
+                queue("new", STILL_AFTER_MS - 1, ready=3),
+                queue("busy", ready=3, claimed=1),
+                queue("idle", None),
+            ]
+        },
         "queue.get": queue("mail", ready=3),
         "workers": {"silent": [], "all": 1, "workers": [{"waits_for": ["index"]}]},
     }

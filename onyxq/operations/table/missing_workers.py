@@ -48,5 +48,5 @@ def missing_worker(queues: Iterable[str], workers: Mapping[str, Any]) -> Missing
 
 
 def still_queues(queues: Iterable[QueueView | QueueRow]) -> list[str]:
-    """Return the queues with ready tasks and no claimed ones that are not paused, without those of peers."""
+    """Return the queues with ready tasks that do not run although they are not paused, without those of peers."""
     return [one.queue for one in queues if one.stands_still and not one.queue.startswith(RESERVED)]

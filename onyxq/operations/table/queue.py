@@ -81,6 +81,18 @@ class Depth(Result):
     cancelled: int
 
 
+STILL_AFTER_MS = 5_000
+"""Age of a ready task after which a queue that runs none stands still, in milliseconds.
+
+Clients over HTTP and jobs on Spark ask for tasks only now and then, and a worker does not ask between two claims.
+"""
+
+
+def stands_still(claimed: int, oldest_ready_ms: int | None, *, paused: bool) -> bool:
+    """Return whether a queue has ready tasks that do not run, although it is not paused."""
+    return not claimed and not paused and oldest_ready_ms is not None and oldest_ready_ms >= STILL_AFTER_MS
+
+
 class QueueView(Result):
     """A queue with its depth and its settings."""
 
@@ -94,8 +106,8 @@ class QueueView(Result):
 
     @property
     def stands_still(self) -> bool:
-        """Whether it has ready tasks, runs none, and is not paused."""
-        return bool(self.depth.ready and not self.depth.claimed and not self.settings.paused)
+        """Whether it runs no task, is not paused, and a task of it has been ready for some seconds."""
+        return stands_still(self.depth.claimed, self.oldest_ready_ms, paused=self.settings.paused)
 
 
 class QueueNow(QueueView):
@@ -152,8 +164,8 @@ class QueueRow(Result):
 
     @property
     def stands_still(self) -> bool:
-        """Whether it has ready tasks, runs none, and is not paused."""
-        return bool(self.depth["ready"] and not self.depth["claimed"] and not self.paused)
+        """Whether it runs no task, is not paused, and a task of it has been ready for some seconds."""
+        return stands_still(self.depth["claimed"], self.oldest_ready_ms, paused=self.paused)
 
 
 class QueuePage(Result):
