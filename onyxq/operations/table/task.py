@@ -126,7 +126,7 @@ class TaskView(Result):
 
     @property
     def function(self) -> str:
-        """The function that it calls; empty if its data is no call."""
+        """The function that it calls; empty if its data is not a call."""
         call = call_of(self.data)
         return "" if call is None else call.function
 
