@@ -122,6 +122,44 @@ def test_a_wait_outlasts_a_restart_of_the_peers(
     assert run(["task", "wait", "01" * 20]) == Unavailable.exit_code
 
 
+def test_a_wait_without_an_answer_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a call takes to fail counts."""
+    now, asked = [0.0], list[float]()
+
+    def call(*_: object) -> Any:
+        asked.append(now[0])
+        if len(asked) > 1:
+            now[0] += 30
+            raise Unavailable("gone")
+        return _task("01" * 20, b"[1]", state="ready")
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(SimpleNamespace(call=call)))
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("onyxq.interfaces.cli.live.time", clock)
+    assert run(["task", "wait", "01" * 20, "--timeout", "10s"]) == Unavailable.exit_code
+    assert len(asked) == 2
+
+
+def test_a_wait_shows_each_failed_attempt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if no peer answers just then with the time of the retry."""
+    retried = _task("01" * 20, b"[1]", state="ready", attempts=1)
+    answers, times = [retried, retried, retried, retried | {"state": "completed"}], [Unavailable("gone"), None]
+
+    def now_ms() -> int:
+        if error := times.pop(0):
+            raise error
+        return 0
+
+    client = SimpleNamespace(call=lambda *_: answers.pop(0), now_ms=now_ms)
+    monkeypatch.setattr(Context, "client", lambda _: nullcontext(client))
+    monkeypatch.setattr("onyxq.interfaces.cli.live.time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None))
+    assert run(["task", "wait", "01" * 20]) == 0
+    assert capsys.readouterr().err.count("attempt 1 failed") == 1
+
+
 def test_queues_that_lack_a_worker_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

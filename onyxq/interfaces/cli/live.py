@@ -144,7 +144,7 @@ def ended(context: Context, client: Client, task_id: bytes, until: float | None)
             if task["state"] not in FINISHED and left_s > 0:
                 _show(context, client, task, shown)
         except RETRYABLE:
-            if not is_seen or left_s <= 0:
+            if not is_seen or (until is not None and time.monotonic() >= until):
                 raise
             context.out.progress(f"{task_id.hex()}: no answer; trying again")
         else:
@@ -172,9 +172,10 @@ def _show(context: Context, client: Client, task: dict[str, Any], shown: _Shown)
     from onyxq.client.values import Task
 
     if task["attempts"] > shown.attempts:
-        shown.attempts, seen = task["attempts"], Task.of(task)
+        seen = Task.of(task)
         then = next_retry(seen, client.now_ms())
-        context.out.note(f"attempt {shown.attempts} failed: {last_failure(seen)}{then and f'; {then}'}")
+        context.out.note(f"attempt {seen.attempts} failed: {last_failure(seen)}{then and f'; {then}'}")
+        shown.attempts = seen.attempts  # only now: the call above may fail, and is then made again
     done = total = None
     if task["updates"] > shown.updates:
         shown.progress, done, total = _progress(client, task["id"])
