@@ -7,6 +7,7 @@ A duration is a number of milliseconds, a `timedelta`, or text such as ``"10s"``
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -35,7 +36,7 @@ from onyxq.client.pool import RETRYABLE, Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
 from onyxq.client.values import Task, TaskUpdate, as_id, queue_names
-from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, Unavailable, from_map
+from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Overloaded, Refused, TimedOut, Unavailable, from_map
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import AHEAD_MS_MAX
 from onyxq.operations.table.claim import CLAIM_TASKS_MAX
@@ -44,6 +45,8 @@ from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
 from onyxq.wire.tcp import split_address
+
+log = logging.getLogger(__name__)
 
 ADDRESS = "127.0.0.1:7400"
 TIMEOUT_MS = 30_000
@@ -58,7 +61,9 @@ FINISHED = ("completed", "failed", "cancelled")
 LOOK_FIRST_S, LOOK_MAX_S = 0.02, 1.0
 """Shortest and longest pause between two reads of a task during `AsyncClient.next_updates`, in seconds."""
 OUTLAST_PAUSE_S = 0.2
-"""Pause after an error that a wait outlasts, in seconds."""
+"""Shortest pause after an error that a wait outlasts, in seconds."""
+WARN_EVERY_S = 60.0
+"""Shortest pause between two warnings that a wait gets no answer, in seconds. A wait may have no limit."""
 WAIT_MS = 10_000
 """Longest wait of a peer for the end of a task, in milliseconds; then the client asks again."""
 
@@ -168,6 +173,7 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         self._holder = Holder(self._pool)
         self._claims = ClaimRequests(self._pool)
         self._committer = Committer(self._pool, self._enqueuer)
+        self._warn_at = -math.inf
         self._background.start_soon(self._pool.keep_routes)
         self._background.start_soon(self._pool.waits.watch)
         return self
@@ -183,12 +189,16 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
                 if isinstance(made, _WhileOpen):
                     self.__dict__.pop(name, None)
 
-    async def _outlasts(self, began: float, until: float) -> bool:
+    async def _outlasts(self, error: OnyxqError, began: float, until: float) -> bool:
         is_open = "_pool" in self.__dict__ and not self._pool.closed
-        left_s = until - anyio.current_time()
-        if not is_open or self._pool.reached_at < began or left_s <= 0:
+        now = anyio.current_time()
+        if not is_open or self._pool.reached_at < began or now >= until:
             return False
-        await anyio.sleep(min(OUTLAST_PAUSE_S, left_s))
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            log.warning("a wait gets no answer and continues: %s", error.message)
+        asked_s = error.retry_after_ms / 1000 if isinstance(error, Overloaded) else 0.0
+        await anyio.sleep(min(max(asked_s, OUTLAST_PAUSE_S), until - now))
         return True
 
     # tasks
@@ -224,8 +234,8 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
         while True:
             try:
                 task = Task.of(await self._ask("get", {**args, "wait_ms": looks.left_ms}))
-            except RETRYABLE:
-                if await self._outlasts(looks.began, looks.until):
+            except RETRYABLE as error:
+                if await self._outlasts(error, looks.began, looks.until):
                     continue
                 raise
             if task.state in FINISHED:
@@ -277,8 +287,8 @@ class AsyncClient(Enqueuing, Managing, Batching, Jobs, FlowCalls):
                     if found:
                         return found
                     count = task.updates
-            except RETRYABLE:
-                if await self._outlasts(looks.began, looks.until):
+            except RETRYABLE as error:
+                if await self._outlasts(error, looks.began, looks.until):
                     continue
                 raise
             if task.state in FINISHED:

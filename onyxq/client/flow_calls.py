@@ -11,7 +11,7 @@ import anyio
 from onyxq.client.flows import Flow, Step, chained
 from onyxq.client.pool import RETRYABLE
 from onyxq.client.values import as_id
-from onyxq.core.errors import TimedOut
+from onyxq.core.errors import OnyxqError, TimedOut
 from onyxq.core.ids import TaskId
 from onyxq.operations.table.flow import (
     CANCEL_FLOW,
@@ -79,10 +79,11 @@ class FlowHandle:
 class FlowCalls:
     """The calls of `AsyncClient` for flows with an id."""
 
-    async def _outlasts(self, began: float, until: float) -> bool:
+    async def _outlasts(self, error: OnyxqError, began: float, until: float) -> bool:
         """Pause after a temporary error, and return whether a wait that ``began`` then continues ``until`` its end.
 
-        It does if a peer was reached since: peers come and go during a long wait. It ends with its client.
+        It does if a peer was reached since: peers come and go during a long wait. It ends with its client. A warning
+        tells why it takes longer.
         """
         raise NotImplementedError
 
@@ -148,8 +149,8 @@ class FlowCalls:
             left_ms = int(max(0.0, min(1000 * (until - anyio.current_time()), ONE_WAIT_MS)))
             try:
                 found = await self._do(WAIT_FLOW, WaitFlow(id=as_id(id), wait_ms=left_ms))
-            except RETRYABLE:
-                if await self._outlasts(began, until):
+            except RETRYABLE as error:
+                if await self._outlasts(error, began, until):
                     continue
                 raise
             if found["state"] in ENDED:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from onyxq.client.options import known, takes
 from onyxq.client.pool import RETRYABLE
-from onyxq.core.errors import TimedOut
+from onyxq.core.errors import OnyxqError, TimedOut
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Job
@@ -133,7 +133,7 @@ ALL_LETTERS: LetterChoice = {
 class Jobs:
     """The part of `AsyncClient` that is about jobs."""
 
-    async def _outlasts(self, began: float, until: float) -> bool:
+    async def _outlasts(self, error: OnyxqError, began: float, until: float) -> bool:
         raise NotImplementedError
 
     async def _do(self, operation: Operation[A, R], args: A, *, timeout_ms: Timeout = None) -> dict[str, Any]:
@@ -217,8 +217,8 @@ class Jobs:
             left_ms = max(0, int((until - anyio.current_time()) * 1000))
             try:
                 found = await self._do(WAIT_JOB, WaitJob(id=id, wait_ms=min(left_ms, ONE_WAIT_MS)))
-            except RETRYABLE:
-                if await self._outlasts(began, until):
+            except RETRYABLE as error:
+                if await self._outlasts(error, began, until):
                     continue
                 raise
             if found["state"] in ENDED:
@@ -273,8 +273,8 @@ class Jobs:
             args = MakeSavepoint(id=id, name=name, request=request, wait_ms=min(left_ms, ONE_WAIT_MS))
             try:
                 found = await self._do(MAKE_SAVEPOINT, args)
-            except RETRYABLE:
-                if await self._outlasts(began, until):
+            except RETRYABLE as error:
+                if await self._outlasts(error, began, until):
                     continue
                 raise
             if found["state"] == "complete":

@@ -18,7 +18,7 @@ import trio
 from onyxq.client import AsyncClient, Task
 from onyxq.client.flow_calls import FlowCalls
 from onyxq.client.jobs import Jobs
-from onyxq.errors import BadRequest, ClusterMismatch, TimedOut, Unavailable
+from onyxq.errors import BadRequest, ClusterMismatch, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.wire.server import Request
 from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, client_of, played, refuse_once, together
@@ -58,9 +58,9 @@ async def test_a_client_does_not_continue_at_a_new_cluster(cluster: FakeCluster,
 @pytest.mark.parametrize("method", ["wait", "next_updates"])
 @played
 async def test_a_wait_outlasts_a_restart_of_the_peers(
-    method: str, cluster: FakeCluster, network: SimulatedNetwork
+    method: str, cluster: FakeCluster, network: SimulatedNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has its own limit. But a wait that reaches no peer fails as soon as other calls."""
+    """It has its own limit, and warns now and then. But a wait that reaches no peer fails as soon as other calls."""
     ended = READY | {"state": "completed"}
 
     async def restart() -> None:
@@ -76,6 +76,9 @@ async def test_a_wait_outlasts_a_restart_of_the_peers(
         wait = getattr(client, method)
         found, _ = await together(wait(bytes(20), wait_ms=120_000), restart())
         assert found == ([] if method == "next_updates" else Task.of(ended))
+        assert [record.message.partition(": ")[0] for record in caplog.records] == [
+            "a wait gets no answer and continues"
+        ] * 2
         cluster.peers[-1].stop()
         network.cut("a")
         await anyio.sleep(1)
@@ -84,6 +87,16 @@ async def test_a_wait_outlasts_a_restart_of_the_peers(
             with pytest.raises(Unavailable):
                 await wait(bytes(20), wait_ms=wait_ms)
         assert trio.current_time() - began <= 2 * 1.1
+
+
+@played
+async def test_a_wait_pauses_as_long_as_an_overloaded_peer_asks(peer: FakePeer, network: SimulatedNetwork) -> None:
+    """Also if the time of one request is shorter than the pause."""
+    refuse_once(peer, "get", Overloaded("too many", retry_after_ms=5_000), times=1_000)
+    async with client_of(network, timeout_ms=1_000) as client:
+        with pytest.raises(Overloaded):
+            await client.next_updates(bytes(20), wait_ms=20_000)
+    assert len(peer.methods("get")) <= 5
 
 
 def answer_with(peer: FakePeer, method: str, answer: dict[str, Any] | None) -> None:
@@ -219,7 +232,7 @@ class _Closed(FlowCalls, Jobs):
 
     asked = 0
 
-    async def _outlasts(self, began: float, until: float) -> bool:
+    async def _outlasts(self, error: OnyxqError, began: float, until: float) -> bool:
         return self.asked < 2
 
     async def _do(self, operation: Any, args: Any, *, timeout_ms: Any = None) -> dict[str, Any]:
