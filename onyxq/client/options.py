@@ -68,11 +68,16 @@ def check_call(call: Callable[..., Any], args: Sequence[object], kwargs: Mapping
 
 
 def explains_calls(cls: C) -> C:
-    """Let each coroutine method of a class, also an inherited one, answer wrong arguments as `check_call` does."""
+    """Let each coroutine method of a class, also an inherited one, answer wrong arguments as `check_call` does.
+
+    Methods with shared options are left: they answer unknown ones, and `Enqueuing.enqueue`, which must be quick, is
+    one of them.
+    """
     for owner in cls.__mro__:
         for name, method in list(vars(owner).items()):
             if inspect.iscoroutinefunction(method) and not name.startswith("_"):
-                setattr(owner, name, _explained(method))
+                if not method.__code__.co_flags & inspect.CO_VARKEYWORDS:
+                    setattr(owner, name, _explained(method))
     return cls
 
 
