@@ -291,6 +291,7 @@ class Client:
     flows = _blocking(AsyncClient.flows)
     wait_flow = _blocking(AsyncClient.wait_flow)
     cancel_flow = _blocking(AsyncClient.cancel_flow)
+    requeue_flow = _blocking(AsyncClient.requeue_flow)
     results = _blocking(AsyncClient.results)
     make_ids = _blocking(AsyncClient.make_ids)
     get = _blocking(AsyncClient.get)

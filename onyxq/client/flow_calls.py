@@ -1,4 +1,4 @@
-"""Calls of a client for flows with an id: make, read, list, wait, cancel."""
+"""Calls of a client for flows with an id: make, read, list, wait, cancel, requeue."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from onyxq.operations.table.flow import (
     GET_FLOW,
     LIST_FLOWS,
     MAKE_FLOW,
+    REQUEUE_FLOW,
     WAIT_FLOW,
     CancelFlow,
     GetFlow,
+    RequeueFlow,
     WaitFlow,
 )
 from onyxq.operations.table.operation import A, Operation, R
@@ -52,6 +54,10 @@ class AsyncFlowHandle:
         """Cancel the flow and its unfinished tasks; see `AsyncClient.cancel_flow`."""
         return await self._calls.cancel_flow(self.id)
 
+    async def requeue(self) -> dict[str, Any]:
+        """Run the failed tasks of the flow again; see `AsyncClient.requeue_flow`."""
+        return await self._calls.requeue_flow(self.id)
+
 
 class FlowHandle:
     """A flow that is stored in the cluster, as `Client` returns it."""
@@ -73,6 +79,11 @@ class FlowHandle:
     def cancel(self) -> dict[str, Any]:
         """Cancel the flow and its unfinished tasks; see `AsyncClient.cancel_flow`."""
         found: dict[str, Any] = self._run(self._handle.cancel)
+        return found
+
+    def requeue(self) -> dict[str, Any]:
+        """Run the failed tasks of the flow again; see `AsyncClient.requeue_flow`."""
+        found: dict[str, Any] = self._run(self._handle.requeue)
         return found
 
 
@@ -168,6 +179,15 @@ class FlowCalls:
         `AlreadyFinished`, or `Conflict` if a claimed task cannot be cancelled before its worker ends it.
         """
         return await self._do(CANCEL_FLOW, CancelFlow(id=as_id(id)))
+
+    async def requeue_flow(self, id: bytes | str) -> dict[str, Any]:
+        """Run the failed tasks of a flow again, with all their retries, and return it.
+
+        Completed tasks keep their results. A failed task of ``on_done`` waits for the others: call this once more after
+        they have ended. If it raises an error, call it again. Raises `NotFound`, or `Conflict` for a flow that is
+        completed or cancelled.
+        """
+        return await self._do(REQUEUE_FLOW, RequeueFlow(id=as_id(id)))
 
 
 def tasks_of(steps: Sequence[Any]) -> list[dict[str, Any]]:

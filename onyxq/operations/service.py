@@ -41,6 +41,7 @@ from onyxq.operations.dead.segments import JobLetters
 from onyxq.operations.dead.tasks import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
 from onyxq.operations.flow.flows import Flows
+from onyxq.operations.flow.requeue import FlowRequeue
 from onyxq.operations.handlers import Handler, merged, served
 from onyxq.operations.health import Health
 from onyxq.operations.held_tasks import HeldTasks
@@ -137,6 +138,7 @@ class Service:
             check_callbacks=self.timers.check_each,
         )
         self._dead = DeadLetters(node, self._router, self._reading, self._leaders)
+        self._flow_requeue = FlowRequeue(self._flows, self._reading, self._dead.requeue)
         self.transactions = Transactions(node, check)
         self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)
         self._extending, self._settings = Extending(node), Settings(node, self._reading)
@@ -167,6 +169,7 @@ class Service:
             self._enqueueing.handlers(),
             self._held_tasks.handlers(),
             self._flows.handlers(),
+            self._flow_requeue.handlers(),
             served(CLAIM, self.claiming.claim),
             served(LIST_TASKS, self._listing.page),
             self._next.handlers(),

@@ -47,6 +47,22 @@ def test_a_flow_is_drawn_and_cancelled(served: tuple[Client, httpx.Client]) -> N
     assert flow.state() == "cancelled"
 
 
+def test_a_failed_flow_is_shown_as_a_flow_and_retried_with_its_tasks(served: tuple[Client, httpx.Client]) -> None:
+    """Its id leads to its page, wherever it is typed in."""
+    client, http = served
+    flow = client.make_flow(client.chain(Step("breaks", b"x", retries=0), ("after", b"y")), name="nightly")
+    (claim,) = client.claim("breaks", wait_ms=10_000)
+    client.fail(claim, "no")
+    flow.wait(10_000)
+    for path in (f"/ui/search?q={flow.id.hex()}", f"/ui/tasks?id={flow.id.hex()}", f"/ui/tasks/{flow.id.hex()}"):
+        assert str(http.get(path).url).endswith(f"/ui/flow?id={flow.id.hex()}")
+    assert "flow nightly" in texts(parsed(http.get("/ui/tasks?state=failed").text))
+    answer = http.post("/ui/do/flow-requeue", data={"id": flow.id.hex()}, headers={"origin": str(http.base_url)})
+    assert "are due again" in answer.text and "/ui/do/flow-requeue" not in answer.text
+    assert client.flow(flow.id)["counts"] == {"ready": 1, "waiting": 1}
+    flow.cancel()
+
+
 def test_a_page_of_flows_refuses_what_does_not_exist(served: tuple[Client, httpx.Client]) -> None:
     """A state that flows do not have, and an unknown flow."""
     _, http = served

@@ -400,6 +400,9 @@ class FakeService(FakeJobs):
         self._flow_wait(args)["state"] = "cancelled"
         return self._flow_wait(args)
 
+    def _flow_requeue(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self._flow_wait(args)
+
     def _timer_set(self, args: dict[str, Any]) -> dict[str, Any]:
         said = {name: args.get(name) for name in ("id", "timeout", "data", "callback")}
         at_ms = NOW_MS + said["timeout"]

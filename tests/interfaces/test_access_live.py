@@ -67,6 +67,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "flow.get": ("read produce operate", {"id": TASK}),
     "flow.list": ("read produce operate", {}),
     "flow.make": ("produce", {"tasks": [{"queue": THEIRS, "after": [0]}]}),
+    "flow.requeue": ("operate", {"id": TASK}),
     "flow.wait": ("read produce operate", {"id": TASK}),
     "gc": ("operate", {"no": 1}),
     "get": ("read consume operate", {"id": TASK}),

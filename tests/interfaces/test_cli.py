@@ -43,7 +43,7 @@ PROMISED = """
     task call; queue purge; top; queue list; queue show; queue pause; queue resume; queue set;
     dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
     periodic remove; periodic pause; periodic resume;
-    flow make; flow list; flow get; flow wait; flow cancel;
+    flow make; flow list; flow get; flow wait; flow cancel; flow requeue;
     timer add; timer show; timer list; timer replace; timer cancel;
     job submit; job list; job show; job wait; job seal; job kill; job replay; job letters; job requeue;
     job savepoint; job savepoints; job savepoint-delete;

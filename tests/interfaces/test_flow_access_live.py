@@ -85,7 +85,7 @@ def test_a_flow_with_a_queue_of_others_is_neither_shown_nor_cancelled(live: Live
     with Client(live.address, token=OURS) as client:
         assert client.flow(made["ours"][0])["queues"] == ["ours.a", "ours.b"]
         for kind in ("theirs", "both"):
-            for call in (client.flow, client.cancel_flow, lambda one: client.wait_flow(one, 10)):
+            for call in (client.flow, client.cancel_flow, client.requeue_flow, lambda one: client.wait_flow(one, 10)):
                 with pytest.raises(Forbidden) as refused:
                     call(made[kind][0])
                 assert "theirs" not in refused.value.message

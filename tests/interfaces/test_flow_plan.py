@@ -15,6 +15,7 @@ from onyxq.core.limits import DEPENDS_MAX, RUN_BYTES_MAX
 from onyxq.operations.checks.runs import check_run
 from onyxq.operations.flow.flows import state_of
 from onyxq.operations.flow.plan import FlowPlan, Record, RecordedRun, check, planned, record_of
+from onyxq.operations.flow.requeue import waves
 from onyxq.operations.table.flow import MAKE_FLOW, MakeFlow
 
 FLOW = make_id(1_000_000, 3, 77, 5)
@@ -157,3 +158,12 @@ def test_a_record_that_no_request_can_make_is_none() -> None:
 def test_a_state_follows_from_the_record_and_the_tasks(recorded: str, counts: dict[str, int], state: str) -> None:
     """A flow has ended once its record has; it runs again if one of its tasks was requeued."""
     assert state_of(recorded, counts) == state
+
+
+def test_a_failed_task_is_requeued_after_the_failed_tasks_before_it() -> None:
+    """If it was requeued earlier, it could fail again because of them."""
+    ids = [make_id(1_000_000, 3, 78, place) for place in range(6)]
+    states = ("failed", "failed", "completed", "failed", "failed", "failed")
+    after = ([], [], [0], [2], [0, 1], [4])
+    tasks = list(zip(ids, states, after, strict=True))
+    assert list(waves(tasks)) == [[ids[0], ids[1], ids[3]], [ids[4]], [ids[5]]]

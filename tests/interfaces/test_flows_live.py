@@ -134,15 +134,36 @@ def test_a_flow_with_a_failed_and_a_cancelled_task_has_failed(client: Client, qu
 
 @pytest.mark.long
 def test_a_requeued_flow_runs_again_and_completes(client: Client, queue: str) -> None:
-    """Its record is a dead letter like its failed task; both are requeued together."""
-    flow = client.make_flow(client.group(Step(queue, b"bad", retries=0)))
-    (claim,) = client.claim(queue, wait_ms=WAIT_MS)
-    client.fail(claim, "no")
-    assert flow.wait(WAIT_MS)["state"] == "failed"
-    client.requeue_dead([*flow.ids, flow.id])
-    assert flow.state() != "failed"
+    """The failed task runs again, and so do the joins that wait for more tasks than one task may depend on."""
+    flow = client.make_flow(client.group(*(Step(queue, b"%d" % number, retries=0) for number in range(101))))
+    claims = client.claim(queue, max=101, wait_ms=WAIT_MS)
+    client.fail(claims[:1], "no")
+    client.complete(claims[1:])
+    assert flow.wait(WAIT_MS)["counts"] == {"completed": 100, "failed": 1}
+    assert flow.requeue()["counts"] == {"completed": 100, "ready": 1}
+    assert flow.requeue()["state"] == "running", "a repeat changes nothing"
     work(client, queue)
-    assert flow.wait(20_000)["state"] == "completed"
+    assert flow.wait(30_000)["state"] == "completed"
+    with pytest.raises(Conflict, match="only failed flows"):
+        flow.requeue()
+
+
+def test_a_failed_last_task_is_requeued_after_the_others_have_ended(client: Client, queue: str) -> None:
+    """Otherwise it would run before them. A flow that is cancelled is not requeued."""
+    steps = client.group(Step(queue, b"bad", retries=0))
+    flow = client.make_flow(steps, on_done=Step(queue, b"report", retries=0))
+    for _ in range(2):
+        (claim,) = client.claim(queue, wait_ms=WAIT_MS)
+        client.fail(claim, "no")
+    assert flow.wait(WAIT_MS)["counts"] == {"failed": 2}
+    assert flow.requeue()["counts"] == {"failed": 1, "ready": 1}
+    assert work(client, queue) == b"bad"
+    assert flow.requeue()["counts"] == {"completed": 1, "ready": 1}
+    assert work(client, queue) == b"report"
+    cancelled = diamond(client, queue)
+    cancelled.cancel()
+    with pytest.raises(Conflict, match="is cancelled"):
+        cancelled.requeue()
 
 
 def test_a_cancelled_flow_starts_nothing_more(client: Client, queue: str) -> None:

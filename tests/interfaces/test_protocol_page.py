@@ -85,6 +85,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "flow.list": {"state": "running", "after": ID, "limit": 1, "newest_first": True, "prefixes": ["mail"]},
     "flow.wait": {"id": ID, "wait_ms": 0},
     "flow.cancel": {"id": ID},
+    "flow.requeue": {"id": ID},
     "timer.set": {
         "id": "page", "timeout": 600_000, "data": {"a": 1}, "replace": False, "request": "page",
         "callback": {"transport": "http", "uri": "http://127.0.0.1:9/", "method": "post"},

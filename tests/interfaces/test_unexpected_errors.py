@@ -352,6 +352,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "flow.list": args(),
     "flow.wait": known_flow,
     "flow.cancel": known_flow,
+    "flow.requeue": known_flow,
     "timer.set": some_timer,
     "timer.get": known_timer,
     "timer.cancel": known_timer,

@@ -205,6 +205,11 @@ ACTIONS = (
         _operation(OF_OPERATIONS, "cancel_flow"),
         back=lambda form: link("/ui/flow", id=one(form, "id")),
     ),
+    Action(
+        "flow-requeue",
+        _operation(OF_OPERATIONS, "requeue_flow"),
+        back=lambda form: link("/ui/flow", id=one(form, "id")),
+    ),
     Action("seal", _operation(OF_OPERATIONS, "seal_input"), lambda form: {"input": one(form, "input")}, back=_job_page),
     Action("kill", _operation(OF_OPERATIONS, "kill_job"), back=_job_page),
     Action("gc", _operation(OF_OPERATIONS, "gc"), back=lambda _: "/ui/settings"),

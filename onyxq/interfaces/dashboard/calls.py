@@ -1,6 +1,7 @@
 """Titles of tasks. A worker's task is a call: its data has the function's name and the arguments.
 
-A timer has its id as a title, and its target as the arguments. The title of other tasks is the beginning of the data.
+A timer has its id as a title, and its target as the arguments. A flow has its name. The title of other tasks is the
+beginning of the data.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from attrs import frozen
 from onyxq.core import timer_model
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import callback_of, is_callback
-from onyxq.core.limits import TIMERS_QUEUE
+from onyxq.core.limits import FLOWS_QUEUE, TIMERS_QUEUE
 from onyxq.history import words
 from onyxq.interfaces.dashboard.rendering import beginning
+from onyxq.operations.flow.plan import record_of
 from onyxq.operations.table.calls import FunctionCall, call_of
 
 TITLE_CHARS, ARGUMENTS_CHARS = 80, 160
@@ -44,6 +46,8 @@ def title(task: Mapping[str, Any]) -> Title:
     """Return the title of a task from its data."""
     if task["queue"] == TIMERS_QUEUE:
         return _of_timer(task)
+    if task["queue"] == FLOWS_QUEUE and (flow := record_of(task["id"], task["data"])):
+        return Title(f"flow {flow.name}" if flow.name else "flow", "", "flows")
     call = call_of(task["data"])
     if call is None:
         return Title(None, beginning(task["data"]) or "no data")

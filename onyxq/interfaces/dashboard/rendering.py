@@ -116,6 +116,7 @@ DONE = {
     "timer-set": "The timer is set.",
     "timer-cancel": "The timer is cancelled.",
     "flow-cancel": "The flow is cancelled.",
+    "flow-requeue": "The failed tasks of the flow are due again.",
     "seal": "The input is sealed.",
     "kill": "The job is killed.",
     "gc": "The log is trimmed.",

@@ -9,15 +9,15 @@ from typing import Any
 
 import anyio.to_thread
 from attrs import frozen
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from onyxq.core.ids import partition_of
-from onyxq.core.limits import TIMERS_QUEUE, TaskIdBytes
+from onyxq.core.limits import FLOWS_QUEUE, TIMERS_QUEUE, TaskIdBytes
 from onyxq.history import words
 from onyxq.history.explain import from_log, from_store, lines, merged
 from onyxq.interfaces.dashboard.calls import title
 from onyxq.interfaces.dashboard.page import PageArgs, shows
-from onyxq.interfaces.dashboard.rendering import page, rendered
+from onyxq.interfaces.dashboard.rendering import HEADERS, link, page, rendered
 from onyxq.interfaces.dashboard.tasks import UNFINISHED
 from onyxq.interfaces.dashboard.timers import edited
 from onyxq.interfaces.http.endpoint import Call
@@ -123,11 +123,17 @@ def _copied(data: bytes) -> str | None:
 
 
 async def get_task(call: Call) -> Response:
-    """Answer with one task and its history from the store; the page then reads a short log too."""
+    """Answer with one task and its history from the store; the page then reads a short log too.
+
+    A flow has the id of its record. So the id of a flow, wherever it is typed in, leads to the flow's page.
+    """
     task_id: bytes = call.args.id
     known = await call.ask("task_history", id=task_id)
     position = int((await call.ask("health"))["position"])
     task = known["task"]
+    if task["queue"] == FLOWS_QUEUE:
+        there = link("/ui/flow", id=task_id.hex())
+        return RedirectResponse(there, status_code=303, headers=dict(HEADERS))
     name = title(task)
     is_timer = task["queue"] == TIMERS_QUEUE
     return page(

@@ -72,7 +72,7 @@ class StatesOf(Args):
     runs: list[tuple[TaskIdBytes, Count]]
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """A flow: the task that is its record, and the record."""
 
     task: TaskView
@@ -171,15 +171,15 @@ class Flows:
 
     async def get(self, args: GetFlow) -> FlowDetails:
         """Return a flow with the states of its tasks; raises `NotFound`."""
-        found = await self._flow(args.id)
-        (states,) = await self._states_of([found.record])
+        found = await self.flow(args.id)
+        (states,) = await self.states_of([found.record])
         tasks: list[TaskOfFlow] = []
         for one, codes in zip(found.record.runs, states, strict=True):
             for task_id, code in zip(ids_of(*one.run), codes, strict=True):
                 if len(tasks) == args.limit:
                     break
                 tasks.append(TaskOfFlow(task_id, one.queue, STATES[code], one.after))
-        return FlowDetails(**asdict(_view(found, states)), tasks=tasks)
+        return FlowDetails(**asdict(view_of(found, states)), tasks=tasks)
 
     async def page(self, args: ListFlows) -> FlowPage:
         """Return a page of the flows that match the request, in id order or newest first.
@@ -210,32 +210,32 @@ class Flows:
         prefixes = ("",) if args.prefixes is None else tuple(args.prefixes)
         known = [one for task in page.tasks if (one := _known(task)) is not None]
         known = [one for one in known if all(queue.startswith(prefixes) for queue in one.record.queues)]
-        states = await self._states_of([one.record for one in known])
-        views = (_view(*one) for one in zip(known, states, strict=True))
+        states = await self.states_of([one.record for one in known])
+        views = (view_of(*one) for one in zip(known, states, strict=True))
         return [one for one in views if args.state in (None, one.state)], page.after
 
     async def wait(self, args: WaitFlow) -> FlowView:
         """Return a flow once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
         until = trio.current_time() + args.wait_ms / 1000
-        await self._flow(args.id)  # refuses another kind of task now, not when that has ended
+        await self.flow(args.id)  # refuses another kind of task now, not when that has ended
         while True:
             left_s = max(0.0, until - trio.current_time())
-            found = await self._flow(args.id, wait_ms=int(1000 * left_s))
-            (states,) = await self._states_of([found.record])
-            view = _view(found, states)
+            found = await self.flow(args.id, wait_ms=int(1000 * left_s))
+            (states,) = await self.states_of([found.record])
+            view = view_of(found, states)
             left_s = until - trio.current_time()
             if view.state in ENDED or left_s <= 0:
                 return view
             await trio.sleep(min(LOOK_S, left_s))
 
-    async def _flow(self, flow_id: TaskId, *, wait_ms: int = 0) -> _Known:
+    async def flow(self, flow_id: TaskId, *, wait_ms: int = 0) -> Known:
         """Return a flow as its leader has it, once its record has ended or after ``wait_ms``; raises `NotFound`."""
         found = _known(await self._reading.get(GetTask(id=flow_id, wait_ms=wait_ms)))
         if found is None:
             raise NotFound(f"task {flow_id.hex()} is not a flow", field="id")
         return found
 
-    async def _states_of(self, records: Sequence[Record]) -> list[list[bytes]]:
+    async def states_of(self, records: Sequence[Record]) -> list[list[bytes]]:
         """Return the states of each run of each record; raises an error if a leader does not answer."""
         runs = [(one.run.first, one.count) for record in records for one in record.runs]
         answers: list[Any] = await self._states.ask(StatesOf(runs=runs)) if runs else []
@@ -284,8 +284,8 @@ class Flows:
         ``on_dependency_failed="run"`` a task may start after an earlier one is cancelled. Raises `NotFound`,
         `AlreadyFinished`, and `Conflict` if a claimed task cannot be cancelled now.
         """
-        found = await self._flow(args.id)
-        (states,) = await self._states_of([found.record])
+        found = await self.flow(args.id)
+        (states,) = await self.states_of([found.record])
         if found.task.state in ("completed", "failed") and not _counts(states).keys() & set(UNFINISHED):
             raise AlreadyFinished(f"flow {args.id.hex()} is {found.task.state}", field="id")
         last = [TaskId(bytes.fromhex(found.record.on_done))] if found.record.on_done else []
@@ -298,9 +298,9 @@ class Flows:
                 f"{len(held)} claimed tasks of flow {args.id.hex()} cannot be cancelled now: {held[0].message}",
                 hint="All other tasks are cancelled. Repeat the request after the workers have finished these tasks.",
             )
-        found = await self._flow(args.id)
-        (states,) = await self._states_of([found.record])
-        return _view(found, states)
+        found = await self.flow(args.id)
+        (states,) = await self.states_of([found.record])
+        return view_of(found, states)
 
     async def _cancelled(self, ids: Sequence[TaskId]) -> list[OnyxqError]:
         """Cancel unfinished tasks; return the conflicts, and raise any other error."""
@@ -314,9 +314,9 @@ class Flows:
         return left
 
 
-def _known(task: TaskView) -> _Known | None:
+def _known(task: TaskView) -> Known | None:
     record = record_of(task.id, task.data) if task.queue == FLOWS_QUEUE else None
-    return None if record is None else _Known(task, record)
+    return None if record is None else Known(task, record)
 
 
 def _counts(states: Iterable[bytes]) -> dict[str, int]:
@@ -324,7 +324,8 @@ def _counts(states: Iterable[bytes]) -> dict[str, int]:
     return {name: found[code] for code, name in enumerate(STATES) if found[code]}
 
 
-def _view(found: _Known, states: Iterable[bytes]) -> FlowView:
+def view_of(found: Known, states: Iterable[bytes]) -> FlowView:
+    """Return a flow as clients see it, from the states of its tasks."""
     task, record = found
     counts = _counts(states)
     state = state_of(task.state, counts)

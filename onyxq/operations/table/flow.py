@@ -174,6 +174,16 @@ class CancelFlow(Args):
     id: FlowId
 
 
+class RequeueFlow(Args):
+    """Run the failed tasks of a flow again, with all their retries.
+
+    Completed tasks keep their results. A failed task of ``on_done`` waits for the others: repeat the request once they
+    have ended. The role is needed on the queues of all its tasks too.
+    """
+
+    id: FlowId
+
+
 def _on_flow(*roles: str) -> Access:
     """Return the access to one flow: a role on the queue of flows, and on the queues of all its tasks."""
     return Access(roles, lambda args: (Need(roles, queues=(FLOWS_QUEUE,), flow=args.id),))
@@ -310,4 +320,23 @@ CANCEL_FLOW = Operation(
     python="cancel_flow",
     example=_SOME,
 )
-FLOWS = (MAKE_FLOW, GET_FLOW, LIST_FLOWS, WAIT_FLOW, CANCEL_FLOW)
+REQUEUE_FLOW = Operation(
+    name="flow.requeue",
+    args=RequeueFlow,
+    result=FlowView,
+    access=_on_flow("operate"),
+    place=Place.LEADER,
+    bounded=True,
+    http=Http(verb="POST", path=f"{_PATH}/requeue", id="requeue_flow", tag=_TAG, errors=(404, 409)),
+    verbs=(
+        Verb(
+            name="flow requeue",
+            about="run the failed tasks of a flow again, with all their retries",
+            example=_SOME["id"].hex(),
+            columns=_COLUMNS,
+        ),
+    ),
+    python="requeue_flow",
+    example=_SOME,
+)
+FLOWS = (MAKE_FLOW, GET_FLOW, LIST_FLOWS, WAIT_FLOW, CANCEL_FLOW, REQUEUE_FLOW)
