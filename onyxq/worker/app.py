@@ -43,6 +43,7 @@ from onyxq.system import settings
 from onyxq.system.durations import Timeout, as_milliseconds
 from onyxq.wire.network import Network
 from onyxq.worker.application import AppWorker
+from onyxq.worker.flows import AppFlow, AppFlowHandle
 from onyxq.worker.functions import (
     AsyncTaskFunction,
     BlockingTaskFunction,
@@ -50,7 +51,7 @@ from onyxq.worker.functions import (
     TaskFunction,
     task_function,
 )
-from onyxq.worker.handles import AppFlow, Application, Reach, TaskHandle
+from onyxq.worker.handles import Application, Reach, TaskHandle
 from onyxq.worker.options import DEFAULTS, WORKER_DEFAULTS, FunctionOptions, Options, WorkerOptions
 from onyxq.worker.periodic import Periodic
 from onyxq.worker.resources import Resource, middleware_of
@@ -223,7 +224,8 @@ class App:
     def chain(self, *parts: Part) -> AppFlow:
         """Return a flow of calls that run one after the other; see `Client.chain`.
 
-        Enqueue it: ``app.chain(fetch.s(url), index.s(url)).enqueue()``, or ``await ....enqueue_async()``.
+        Enqueue it: ``app.chain(fetch.s(url), index.s(url)).enqueue()``, or ``await ....enqueue_async()``. With
+        ``.make("nightly")``, or ``await ....make_async("nightly")``, the flow has an id, a state and a page.
         """
         return AppFlow(Reach(self), chained(parts))
 
@@ -233,6 +235,10 @@ class App:
         ``.then(...)`` adds parts that start once all of them are done.
         """
         return AppFlow(Reach(self), grouped(parts))
+
+    def flow_handle(self, id: bytes | str) -> AppFlowHandle:
+        """Return the handle of a flow that was made elsewhere."""
+        return AppFlowHandle(Reach(self), id)
 
     @property
     def client(self) -> Client:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 import anyio.to_thread
 from attrs import frozen
 
-from onyxq.client import AsyncClient, Client, Enqueued, Flow, Task
+from onyxq.client import AsyncClient, Client, Task
 from onyxq.client.blocking import AsyncMethod
-from onyxq.client.flows import Part, Plan, chained
 from onyxq.client.values import TaskUpdate, as_id
 from onyxq.core.errors import Conflict, TaskFailed
 from onyxq.system.durations import Seconds, as_seconds
@@ -176,11 +175,11 @@ class TaskHandle(bytes, Generic[R]):
         ``timeout``: the longest wait, in seconds, as a `timedelta` or as text such as ``"10s"``; None for no limit.
         Raises `TimedOut` after it, `TaskFailed` if the task failed or was cancelled, `NotFound` if it does not exist.
         """
-        return self._called.returned(self._called.reach.call(AsyncClient.wait, self, _wait_ms(timeout)))
+        return self._called.returned(self._called.reach.call(AsyncClient.wait, self, wait_ms(timeout)))
 
     async def result_async(self, timeout: Seconds | None = None) -> R:
         """Wait for the task from async code; ``await task`` is the same without a timeout. See `result`."""
-        return self._called.returned(await self._called.reach.call_async(AsyncClient.wait, self, _wait_ms(timeout)))
+        return self._called.returned(await self._called.reach.call_async(AsyncClient.wait, self, wait_ms(timeout)))
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result_async().__await__()
@@ -268,22 +267,6 @@ class Updates:
                 yield _entry(one)
 
 
-class AppFlow(Flow[Enqueued]):
-    """A chain or a group of an application's calls; see `Client.chain` and `Client.group`."""
-
-    def __init__(self, reach: Reach, plan: Plan) -> None:
-        super().__init__(lambda flow: reach.call(AsyncClient.enqueue_flow, flow), plan)
-        self._reach = reach
-
-    def then(self, *parts: Part) -> AppFlow:
-        """Return the flow with further parts, each after all of the part before."""
-        return AppFlow(self._reach, chained(parts, after=self.plan))
-
-    async def enqueue_async(self) -> Enqueued:
-        """Store the tasks from async code; see `Flow.enqueue`."""
-        return await self._reach.call_async(AsyncClient.enqueue_flow, self)
-
-
 def _entry(update: TaskUpdate) -> LogEntry:
     return LogEntry(update.token, update.seq, unpack(update.data), update.at_ms)
 
@@ -292,5 +275,6 @@ def _progress(updates: Sequence[TaskUpdate]) -> Progress | None:
     return latest_progress((one.data, one.at_ms) for one in updates)
 
 
-def _wait_ms(timeout: Seconds | None) -> int | None:
+def wait_ms(timeout: Seconds | None) -> int | None:
+    """Return the longest wait in milliseconds; None for no limit."""
     return None if timeout is None else round(as_seconds(timeout, "timeout") * 1000)

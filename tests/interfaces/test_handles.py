@@ -56,6 +56,14 @@ async def outer_flow(number: int) -> int:
 
 
 @app.task(queue="q")
+async def outer_made(number: int) -> int:
+    flow = await app.group(double.s(number)).make_async("inner", on_done=double.s(number + 1))
+    assert await flow.state_async() in ("waiting", "running")
+    assert (await flow.wait_async(timeout="1m"))["counts"] == {"completed": 2}
+    return await double.handle(flow.ids[0])
+
+
+@app.task(queue="q")
 def outer_thread(number: int) -> int:
     assert blocking_context().attempt == 1
     return 1 + double.enqueue(number).result(timeout="1m")
@@ -143,9 +151,22 @@ def test_updates_come_while_the_task_runs_and_end_with_it(cluster: Cluster) -> N
 
 def test_a_task_waits_for_another(cluster: Cluster) -> None:
     """Functions, async or not, use the worker's connection."""
-    tasks = [outer.enqueue(1), outer_thread.enqueue(2), outer_flow.enqueue(3)]
+    tasks = [outer.enqueue(1), outer_thread.enqueue(2), outer_flow.enqueue(3), outer_made.enqueue(5)]
     cluster.drain()
-    assert [task.result() for task in tasks] == [3, 5, 8]
+    assert [task.result() for task in tasks] == [3, 5, 8, 10]
+
+
+def test_a_flow_of_calls_is_made_cancelled_and_found_again(cluster: Cluster) -> None:
+    """Its id is that of the dashboard. A call again makes no second task."""
+    flow = app.chain(double.s(1), double.s(2))
+    made = flow.make("doubles", on_done=double.s(3))
+    assert (made.state(), len(made.ids), flow.make("doubles", on_done=double.s(3)).id) == ("waiting", 2, made.id)
+    assert [one["name"] for one in cluster.client().flows()["flows"]] == ["doubles"]
+    app.flow_handle(made.id).cancel()
+    assert made.wait(timeout=5)["counts"] == {"cancelled": 3}
+    with pytest.raises(Conflict, match="is cancelled"):
+        made.requeue()
+    assert repr(made) == f"<flow {made.id}>"
 
 
 def test_many_calls_are_enqueued_at_once(cluster: Cluster) -> None:

@@ -57,6 +57,7 @@ def test_what_the_page_shows_runs(shop: Any) -> None:
         assert found["shipped"].result() == shop.Order(customer="Ann", amounts={"tea": 2})
         assert [shop.index.result(task_id) for task_id in found["flow"].ids[:2]] == [2, 2]
         assert found["published"].result() == 4
+        assert found["ended"]["counts"] == {"completed": 3}
         assert shop.index.progress(found["flow"].ids[0]).done == 5
         assert {"paid": "order 7"} in [task.result for task in cluster.tasks("orders")]
         assert [one["name"] for one in cluster.client().periodics()] == ["close_the_books"]
