@@ -25,6 +25,7 @@ from onyxq.core.errors import BadRequest, OnyxqError
 from onyxq.history import following
 from onyxq.history.following import Event, LogEntry
 from onyxq.jobs.model import Job
+from onyxq.operations.table.job import JobState
 from onyxq.system.durations import Milliseconds, Seconds, as_seconds
 
 GC_TIMEOUT_MS = 600_000
@@ -123,7 +124,7 @@ def kill(job_id: str, connect: str | None = None, **where: Unpack[ClusterOptions
 
 @takes(ClusterOptions, CLUSTER)
 def jobs(
-    connect: str | None = None, *, state: str | None = None, **where: Unpack[ClusterOptions]
+    connect: str | None = None, *, state: JobState | None = None, **where: Unpack[ClusterOptions]
 ) -> Sequence[dict[str, Any]]:
     """Return the jobs that the cluster remembers, of one state if given; running jobs first."""
     with _client(jobs, connect, where) as client:

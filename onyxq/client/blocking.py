@@ -28,6 +28,7 @@ from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
 from onyxq.client.values import Task
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.core.ids import TaskId
+from onyxq.operations.table.task import State
 from onyxq.system.durations import Milliseconds, Timeout
 from onyxq.wire.network import Network
 
@@ -330,7 +331,7 @@ class Client:
     count = _blocking(AsyncClient.count)
     list = _blocking(AsyncClient.list)
 
-    def list_all(self, queue: str | None = None, *, state: str | None = None) -> Iterator[Task]:
+    def list_all(self, queue: str | None = None, *, state: State | None = None) -> Iterator[Task]:
         """Yield all tasks in id order, of one queue and state if given; read page by page."""
         after: TaskId | None = None
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
@@ -21,6 +21,7 @@ from onyxq.operations.table.flow import (
     REQUEUE_FLOW,
     WAIT_FLOW,
     CancelFlow,
+    FlowState,
     GetFlow,
     RequeueFlow,
     WaitFlow,
@@ -42,9 +43,9 @@ class AsyncFlowHandle:
         self.ids = tuple(ids)
         """Ids of its tasks, in the order in which the steps were written; empty if this client did not make it."""
 
-    async def state(self) -> str:
+    async def state(self) -> FlowState:
         """Return ``waiting``, ``running``, ``completed``, ``failed`` or ``cancelled``."""
-        return str((await self._calls.flow(self.id, limit=0))["state"])
+        return cast(FlowState, (await self._calls.flow(self.id, limit=0))["state"])
 
     async def wait(self, timeout: Milliseconds | None = None) -> dict[str, Any]:
         """Wait until the flow has ended and return it; see `AsyncClient.wait_flow`."""
@@ -67,9 +68,9 @@ class FlowHandle:
         self._handle = handle
         self.id, self.ids = handle.id, handle.ids
 
-    def state(self) -> str:
+    def state(self) -> FlowState:
         """Return ``waiting``, ``running``, ``completed``, ``failed`` or ``cancelled``."""
-        return str(self._run(self._handle.state))
+        return cast(FlowState, self._run(self._handle.state))
 
     def wait(self, timeout: Milliseconds | None = None) -> dict[str, Any]:
         """Wait until the flow has ended and return it; see `AsyncClient.wait_flow`."""
@@ -138,7 +139,7 @@ class FlowCalls:
 
     async def flows(
         self,
-        state: str | None = None,
+        state: FlowState | None = None,
         *,
         after: bytes | None = None,
         limit: int = 100,

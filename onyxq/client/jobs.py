@@ -29,6 +29,7 @@ from onyxq.operations.table.job import (
     WAIT_JOB,
     GetJob,
     HostJob,
+    JobState,
     KillJob,
     ReplayJob,
     SealInput,
@@ -59,7 +60,7 @@ class JobOutcome:
     """How a job ended: ``completed``, ``killed``, or ``failed`` with the ``error``."""
 
     id: str
-    state: str
+    state: JobState
     error: str = ""
     """The task and segment at fault, and the traceback, as text."""
     batch: int | None = None
@@ -195,7 +196,7 @@ class Jobs:
         )
         return str((await self._do(REPLAY_JOB, asked))["id"])
 
-    async def jobs(self, state: str | None = None) -> Sequence[dict[str, Any]]:
+    async def jobs(self, state: JobState | None = None) -> Sequence[dict[str, Any]]:
         """Return the jobs that the cluster remembers, of one state if given; running jobs first."""
         found: Sequence[dict[str, Any]] = (await self._do(LIST_JOBS, LIST_JOBS.decode({"state": state})))["jobs"]
         return found

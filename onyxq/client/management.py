@@ -9,6 +9,7 @@ from onyxq.client.options import refuse_unknown, takes
 from onyxq.client.policy import OF_QUEUE, Retries
 from onyxq.client.values import Page, Submitted, Task, as_id
 from onyxq.core.errors import BadRequest, from_map
+from onyxq.core.limits import Format, Missed
 from onyxq.operations.table.cluster import (
     FORCE_PARTITION,
     GET_CLUSTER,
@@ -47,8 +48,17 @@ from onyxq.operations.table.task import (
     CountTasks,
     DeadResults,
     PurgeQueue,
+    State,
 )
-from onyxq.operations.table.timer import CANCEL_TIMER, GET_TIMER, LIST_TIMERS, SET_TIMER, CancelTimer, GetTimer
+from onyxq.operations.table.timer import (
+    CANCEL_TIMER,
+    GET_TIMER,
+    LIST_TIMERS,
+    SET_TIMER,
+    CancelTimer,
+    GetTimer,
+    TimerState,
+)
 from onyxq.system.durations import Milliseconds, Timeout, as_milliseconds
 
 PAGE_TASKS = 500
@@ -63,7 +73,7 @@ class ScheduleOptions(TypedDict, total=False):
     """
 
     zone: str
-    missed: str
+    missed: Missed
 
 
 SCHEDULE: ScheduleOptions = {"zone": "UTC", "missed": "once"}
@@ -117,7 +127,7 @@ class Managing:
         self,
         queue: str | None = None,
         *,
-        state: str | None = None,
+        state: State | None = None,
         after: bytes | None = None,
         limit: int = 100,
         newest_first: bool = False,
@@ -133,7 +143,7 @@ class Managing:
         answer = await self._ask("list", asked)
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 
-    async def list_all(self, queue: str | None = None, *, state: str | None = None) -> Tasks:
+    async def list_all(self, queue: str | None = None, *, state: State | None = None) -> Tasks:
         """Yield all tasks in id order, page by page: ``async for task in client.list_all()``."""
         after = None
         while True:
@@ -256,7 +266,7 @@ class Managing:
         schedule: str,
         payload: bytes = b"",
         *,
-        format: str = "bytes",
+        format: Format = "bytes",
         priority: int = 0,
         paused: bool = False,
         **options: Unpack[PeriodicOptions],
@@ -311,7 +321,7 @@ class Managing:
         return await self._do(GET_TIMER, GetTimer(id=timer))
 
     async def timers(
-        self, *, state: str | None = None, after: bytes | None = None, limit: int = 100
+        self, *, state: TimerState | None = None, after: bytes | None = None, limit: int = 100
     ) -> tuple[Sequence[dict[str, Any]], bytes | None]:
         """Return a page of timers by due time, and the ``after`` for the next page; None on the last page."""
         page = await self._do(LIST_TIMERS, LIST_TIMERS.decode({"state": state, "after": after, "limit": limit}))

@@ -21,6 +21,7 @@ from onyxq.core.limits import (
     TIME_MS_MAX,
     UNIQUE_PERIOD_MS_MAX,
     Fate,
+    Format,
     OnConflict,
     UniqueUntil,
 )
@@ -57,7 +58,7 @@ class TaskOptions(TypedDict, total=False):
     retries: Retries
     backoff_ms: Milliseconds | None
     depends: Iterable[bytes | str]
-    on_dependency_failed: str
+    on_dependency_failed: Fate
     callback: Callback | None
 
 
@@ -93,13 +94,13 @@ class EnqueueOptions(TaskOptions, UniqueOptions, total=False):
       stays as it is. ``refuse``: raise `KeyTaken`. Default: ``replace``.
     """
 
-    format: str
+    format: Format
 
 
 class StepOptions(TaskOptions, total=False):
     """Options of a task that is not sent yet."""
 
-    format: str
+    format: Format
     ordering_key: str | None
     trace: str | None
 
@@ -117,12 +118,12 @@ class Policy(NamedTuple):
     priority: int = 0
     retries: Retries = OF_QUEUE
     backoff_ms: int | None = None
-    format: str = "bytes"
+    format: Format = "bytes"
     w: int | None = None
     ordering_key: str | None = None
     unique_key: str | None = None
     depends: Sequence[bytes | str] = ()
-    on_dependency_failed: str = "fail"
+    on_dependency_failed: Fate = "fail"
     expires_ms: int | None = None
     callback: tuple[tuple[str, str], ...] | None = None
     """The members of the callback and their values."""
@@ -185,7 +186,7 @@ class Policy(NamedTuple):
             raise wrong("retries", f"a whole number from 0 to {RETRIES_MAX}, or None for no limit", retries)
         if backoff_ms is not None and (type(backoff_ms) is not int or not 0 <= backoff_ms <= BACKOFF_MS_MAX):
             raise wrong("backoff_ms", f"a whole number of milliseconds from 0 to {BACKOFF_MS_MAX}", backoff_ms)
-        if form not in ("bytes", "json"):
+        if form not in get_args(Format):
             raise wrong("format", "bytes or json", form)
         if relations != _NONE:
             self._check_relations()

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from string import hexdigits
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from attrs import frozen
 
 from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import ID_BYTES, TaskId
+from onyxq.core.limits import Format, OnConflict, UniqueUntil
+from onyxq.operations.table.task import State
 
 SHOWN_CHARS = 80
 """Most characters of a wrong value that an error shows."""
+
+ClaimOutcome: TypeAlias = Literal["completed", "failed", "released", "expired", "cancelled"]
+"""How a claim ended."""
 
 _HEX = re.compile(r"[0-9a-fA-F]{40}")
 
@@ -26,8 +31,8 @@ class ClaimRecord(NamedTuple):
     worker: str
     start_ms: int
     end_ms: int | None
-    outcome: str | None
-    """``completed``, ``failed``, ``released``, ``expired`` or ``cancelled``; None while it is held."""
+    outcome: ClaimOutcome | None
+    """None while it is held."""
     attempt: int
     """Its number, from 1. After a claim that does not count, such as a snooze, the same number follows."""
     duration_ms: int | None
@@ -82,9 +87,9 @@ class Task:
     id: TaskId
     queue: str
     data: bytes
-    format: str
+    format: Format
     priority: int
-    state: str
+    state: State
     at_ms: int
     attempts: int
     claims: tuple[ClaimRecord, ...]
@@ -108,10 +113,10 @@ class Task:
     """Number of claims that ``claims`` lacks: it has the first 10 and the last 40 at most."""
     result: bytes | None = None
     error: str | None = None
-    unique_until: str | None = None
+    unique_until: UniqueUntil | None = None
     """When its unique key is free again: ``started``, ``finished`` or ``purged``; None if it has no such key."""
     unique_period_ms: int | None = None
-    on_conflict: str | None = None
+    on_conflict: OnConflict | None = None
     callback: TaskCallback | None = None
 
     def __repr__(self) -> str:

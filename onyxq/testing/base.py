@@ -15,6 +15,7 @@ from onyxq.core.cron import NEVER_MS
 from onyxq.core.duties import Extended, duties
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import TIMERS_QUEUE
+from onyxq.operations.table.task import State
 from onyxq.system.durations import Seconds, as_seconds
 from onyxq.system.extensions import installed
 from onyxq.testing.asyncio_host import AsyncioHost
@@ -192,7 +193,7 @@ class Base:
         """Return the cluster's wall clock in milliseconds since the epoch."""
         return EPOCH_MS + round(self.now_s() * 1000)
 
-    async def tasks(self, queue: str | None = None, state: str | None = None) -> list[FoundTask]:
+    async def tasks(self, queue: str | None = None, state: State | None = None) -> list[FoundTask]:
         """Return the stored tasks in id order, of one queue and state if given."""
         client = await self.eye.client()
         found: list[FoundTask] = []

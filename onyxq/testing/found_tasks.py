@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from onyxq.client.values import ClaimRecord, Task
 from onyxq.core.ids import TaskId
+from onyxq.operations.table.task import State
 
 
 @frozen(kw_only=True)
@@ -19,8 +20,7 @@ class FoundTask:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     queue: str
-    state: str
-    """scheduled, waiting, ready, claimed, completed, failed or cancelled."""
+    state: State
     attempts: int
     """Number of attempts that failed or lost their lease."""
     result: Any = None

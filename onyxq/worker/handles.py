@@ -24,6 +24,7 @@ from onyxq.client import AsyncClient, Client, Task
 from onyxq.client.blocking import AsyncMethod
 from onyxq.client.values import TaskUpdate, as_id
 from onyxq.core.errors import Conflict, TaskFailed
+from onyxq.operations.table.task import State
 from onyxq.system.durations import Seconds, as_seconds
 from onyxq.worker.arguments import Arguments
 from onyxq.worker.attempts import LogEntry, Progress, current_client, latest_progress, unpack
@@ -184,14 +185,14 @@ class TaskHandle(bytes, Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         return self.result_async().__await__()
 
-    def state(self) -> str:
+    def state(self) -> State:
         """Return the task's state: ``scheduled``, ``waiting``, ``ready``, ``claimed``, ``completed`` and so on.
 
         `Task` explains the states. Raises `NotFound` if the task does not exist.
         """
         return self._called.reach.call(AsyncClient.get, self).state
 
-    async def state_async(self) -> str:
+    async def state_async(self) -> State:
         """Return the task's state from async code; see `state`."""
         return (await self._called.reach.call_async(AsyncClient.get, self)).state
 

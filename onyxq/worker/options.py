@@ -6,7 +6,7 @@ import inspect
 import math
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast, get_args
 
 from attrs import evolve, field, fields_dict, frozen
 
@@ -23,14 +23,15 @@ from onyxq.client.policy import (
 from onyxq.client.values import wrong
 from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN, OnConflict, UniqueUntil
+from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN, Fate, OnConflict, UniqueUntil
 from onyxq.operations.table.claim import WAIT_MS_MAX
 from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
 from onyxq.system.settings import did_you_mean
 from onyxq.worker.resources import used_by
 from onyxq.worker.retries import Backoff, Kinds, Retrying, pause_ms
 
-RUNS = ("thread", "process")
+Runs: TypeAlias = Literal["thread", "process"]
+"""Where a function that is not async runs."""
 KEYS = ("ordering_key", "unique_key")
 OF_FUNCTION = ("runs", "backoff", "retry_on", "give_up_on", "retry_for_s")
 """Options that workers read from the function, so that a call cannot change them."""
@@ -73,7 +74,7 @@ class FunctionOptions(Changes, total=False):
     The others are as in `AsyncClient.enqueue`.
     """
 
-    runs: str | None
+    runs: Runs | None
     backoff: Backoff
     retry_on: Kinds
     give_up_on: Kinds
@@ -176,12 +177,12 @@ class Options:
     expires_after_ms: int | None = None
     """Time after the due time by which the task must have started, in milliseconds."""
     depends: Iterable[bytes | str] = field(default=(), converter=tuple_of)
-    on_dependency_failed: str = "fail"
+    on_dependency_failed: Fate = "fail"
     callback: Callback | None = None
     w: int | None = None
     timeout_s: float | None = None
     """Seconds after which an attempt is cancelled and counts as failed."""
-    runs: str | None = None
+    runs: Runs | None = None
     """Where a function that is not async runs: ``thread`` (the default) or ``process``."""
     backoff: Backoff = None
     """Pauses before retries that the worker chooses; see `FunctionOptions`."""
@@ -215,8 +216,8 @@ class Options:
     def check(self, function: Callable[..., Any]) -> None:
         """Raise `BadRequest` for options that do not fit the function."""
         if self.runs is not None:
-            if self.runs not in RUNS:
-                raise wrong("runs", f"one of {', '.join(RUNS)}", self.runs)
+            if self.runs not in get_args(Runs):
+                raise wrong("runs", f"one of {', '.join(get_args(Runs))}", self.runs)
             if inspect.iscoroutinefunction(function):
                 raise BadRequest("an async function runs in the worker's event loop", field="runs")
         if self.runs == "process" and "<" in function.__qualname__:

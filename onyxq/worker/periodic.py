@@ -16,6 +16,7 @@ from attrs import frozen
 
 from onyxq.client import AsyncClient
 from onyxq.core.errors import Forbidden, NotEnabled, NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.core.limits import Missed
 from onyxq.worker.functions import TaskFunction
 from onyxq.worker.options import OF_RUNS
 
@@ -39,7 +40,7 @@ class Periodic:
     name: str
     schedule: str
     zone: str
-    missed: str
+    missed: Missed
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as the cluster stores them."""

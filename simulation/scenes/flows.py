@@ -14,6 +14,7 @@ from onyxq.client.flow_calls import AsyncFlowHandle
 from onyxq.client.flows import Flow, Step, chained, grouped
 from onyxq.core.errors import AlreadyFinished, OnyxqError
 from onyxq.core.ids import TaskId
+from onyxq.core.limits import Fate
 from simulation.checkers.flows_end import MadeFlow
 from simulation.scenes.base import ONE, Scene, by_name
 from simulation.scenes.rules import hired, lead_elsewhere
@@ -77,7 +78,7 @@ def _drawn(draw: random.Random, number: int) -> tuple[Flow[None], Step | None]:
     """Return a flow of groups in a row, and its last step if it has one."""
 
     def step(place: int) -> Step:
-        fate = draw.choice(("fail", "fail", "cancel", "run"))
+        fate: Fate = draw.choice(("fail", "fail", "cancel", "run"))
         data, retries = b"flow %d step %d" % (number, place), draw.choice((0, 3))
         return Step("q", data, on_dependency_failed=fate, retries=retries, backoff_ms=100)
 

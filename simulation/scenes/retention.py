@@ -9,6 +9,7 @@ import trio
 
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId
+from onyxq.core.limits import Fate
 from simulation.scenes.base import Scene, by_name
 from simulation.scenes.rules import finished, hired, lead_elsewhere
 from simulation.world.clients import RecordingClient, tried
@@ -50,7 +51,7 @@ async def failed_and_waited_for(world: World) -> None:
         failing = [one for n in range(6) for one in await client.enqueue("q", [b"first %d" % n], retries=0)]
         for number, one in enumerate(failing):
             for at in range(2):
-                policy = draw.choice(("fail", "cancel"))
+                policy: Fate = draw.choice(("fail", "cancel"))
                 await client.enqueue("q", [b"after %d %d" % (number, at)], depends=[one], on_dependency_failed=policy)
         deaf = draw.choice(world.nodes)
         assert deaf.inner is not None

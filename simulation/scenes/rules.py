@@ -13,6 +13,7 @@ from attrs import evolve
 from onyxq.client.claims import Claim
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
+from onyxq.core.limits import Fate
 from onyxq.core.periodic import task_id
 from simulation.scenes.base import ONE, Scene, by_name, leader_of
 from simulation.world.clients import RecordingClient, tried
@@ -321,7 +322,7 @@ async def after_others(world: World) -> None:
         ids: list[TaskId] = []
         for number in range(40):
             depends = sorted({draw.choice(ids) for _ in range(draw.randint(0, 3))}) if ids else []
-            fate = draw.choice(("fail", "cancel", "run"))
+            fate: Fate = draw.choice(("fail", "cancel", "run"))
             with suppress(OnyxqError):  # noted by the client
                 ids += await client.enqueue(
                     "q",

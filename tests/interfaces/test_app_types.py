@@ -68,6 +68,12 @@ send.options(delay_ms=5).enqueue("a", bodi="b")  # wrong
 send.options(delay=[1])  # wrong
 send.options(delay_ms=[1])  # wrong
 send.options(retries="5")  # wrong
+send.options(on_dependency_failed="run").enqueue("a", "b")
+send.options(on_dependency_failed="runs")  # wrong
+app.task(runs="process")
+app.task(runs="processes")  # wrong
+app.periodic("0 3 * * *", missed="all")
+app.periodic("0 3 * * *", missed="every")  # wrong
 send.s("a", 7)  # wrong
 nightly.enqueue(1)  # wrong
 thumbnail.enqueue("a", 5)  # wrong
@@ -90,6 +96,8 @@ nothing: None = nightly.enqueue().result()
 task: TaskHandle[int] = send.enqueue("a", "b")
 other: TaskHandle[str] = send.enqueue("a", "b")  # wrong
 task.cancel(claimed=True)
+task.state() == "completed"
+task.state() == "complete"  # wrong
 task.cancel(True)  # wrong
 thumbnail.handle("0" * 40).result()
 thumbnail.handle(5)  # wrong
@@ -103,6 +111,12 @@ values = [entry.value for entry in task.updates()]
 with Client() as client:
     same: bool = client.get(task).id == task
     client.wait(task, "10s")
+    client.get(task).claims[-1].outcome == "expired"
+    client.get(task).claims[-1].outcome == "lapsed"  # wrong
+    client.list(state="failed")
+    client.list(state="dead")  # wrong
+    client.enqueue("q", b"{}", format="json")
+    client.enqueue("q", b"{}", format="text")  # wrong
     client.wait(task, 0.5)  # wrong
     client.claim("q", lease_ms="20s", wait_ms=timedelta(seconds=1))
     send.options(depends=[task, task.id]).enqueue("a", "b")

@@ -10,15 +10,17 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from attrs import evolve, frozen
 
 from onyxq.client.asynchronous import ADDRESS
 from onyxq.core.errors import BadRequest
-from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN
+from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN, Format
 from onyxq.history.tables.columns import COLUMNS
 from onyxq.history.tables.selection import STATES
 from onyxq.history.tables.sources import Sources
+from onyxq.operations.table.task import State
 from onyxq.wire.tcp import split_address
 
 ALL = "all"
@@ -76,7 +78,7 @@ class ReadOptions:
     max_runs: int
     lease_ms: int
     slots: int
-    state: str | None
+    state: State | None
     partitions: int
 
 
@@ -113,7 +115,7 @@ class QueueOutput:
     ordering_key: str | None = None
     """For a job: the field of a segment that is its task's ordering key."""
     delay_ms: int = 0
-    format: str = "bytes"
+    format: Format = "bytes"
     own: bool = False
     """Whether it is the queue of the job's dead letters, to which only the job itself writes."""
 
@@ -168,7 +170,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_runs=_integer(given, "max_runs", 4_000, 1, 4_000),
         lease_ms=_integer(given, "lease_ms", LEASE_MS, LEASE_MS_MIN, LEASE_MS_MAX),
         slots=_integer(given, "slots", 0, 0, 65_536),
-        state=None if state == ALL else state,
+        state=None if state == ALL else cast(State | None, state),
         partitions=_integer(given, "partitions", 0, 0, 65_536),
     )
 
@@ -205,7 +207,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
             queue=_name(given, "queue"),
             priority=_integer(given, "priority", 0, *PRIORITY),
             delay_ms=_integer(given, "delay_ms", 0, 0, 366 * 86_400_000),
-            format=form,
+            format=cast(Format, form),
         ),
         name=given.get("name", ""),
         keep_ms=1_000 * _integer(given, "keep_s", KEEP_S, 0, 7 * 86_400),
