@@ -37,7 +37,7 @@ from onyxq.core.ids import (
     with_counter,
 )
 from onyxq.core.limits import RUN_BYTES_MAX, TIME_MS_MAX
-from onyxq.system.durations import Milliseconds, Timeout
+from onyxq.system.durations import Milliseconds, Moment, Timeout
 from onyxq.system.tracing import enqueuing
 
 SHIPMENT_BYTES = 1024 * 1024
@@ -417,7 +417,7 @@ class Enqueuing:
         await self._enqueuer.flow(flow, until=self._until(timeout_ms))
         return flow.enqueued()
 
-    async def make_ids(self, count: int, *, delay_ms: Milliseconds = 0, at_ms: int | None = None) -> list[TaskId]:
+    async def make_ids(self, count: int, *, delay_ms: Milliseconds = 0, at_ms: Moment | None = None) -> list[TaskId]:
         """Return fresh ids to enqueue under; tasks with these ids are due at the time given here."""
         await self._pool.loaded_routes(self._until(None))
         await anyio.lowlevel.checkpoint()  # a loop around this call must let other tasks run

@@ -26,7 +26,7 @@ from onyxq.core.limits import (
     UniqueUntil,
 )
 from onyxq.core.queue_settings import check_writable
-from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
+from onyxq.system.durations import Milliseconds, Moment, Seconds, as_milliseconds, as_moment_ms, as_seconds
 from onyxq.system.tracing import check_traceparent
 
 FATES = get_args(Fate)
@@ -52,9 +52,10 @@ class TaskOptions(TypedDict, total=False):
     """Options of every call that makes tasks; `EnqueueOptions` explains them."""
 
     priority: int
+    delay: Seconds | None
     delay_ms: Milliseconds
-    at_ms: int | None
-    expires_ms: int | None
+    at_ms: Moment | None
+    expires_ms: Moment | None
     retries: Retries
     backoff_ms: Milliseconds | None
     depends: Iterable[bytes | str]
@@ -74,10 +75,12 @@ class EnqueueOptions(TaskOptions, UniqueOptions, total=False):
     """Options of a task with a payload from the caller.
 
     - ``priority``: higher ones are claimed first.
-    - ``delay_ms``: the task is due after this many milliseconds.
-    - ``at_ms``: the task is due at this time, in milliseconds since the epoch. The clocks of the cluster decide,
-      not this machine's. A time further in the past than the queue's ``grace_ms`` is refused.
-    - ``expires_ms``: the task fails if it has not started by this time, in milliseconds since the epoch.
+    - ``delay``: the task is due after this time, in seconds, as a `timedelta` or as text such as ``"10s"``.
+    - ``delay_ms``: the same as ``delay``, but a number counts milliseconds.
+    - ``at_ms``: the task is due at this time, in milliseconds since the epoch, or a `datetime` with a time zone. The
+      clocks of the cluster decide, not this machine's. A time further in the past than the queue's ``grace_ms`` is
+      refused.
+    - ``expires_ms``: the task fails if it has not started by this time, which is given as for ``at_ms``.
     - ``retries``: failed attempts allowed beyond the first; None for no limit. Default: the queue's setting.
     - ``backoff_ms``: pause before the first retry in milliseconds, doubled for each further one. Default: the
       queue's setting.
@@ -157,7 +160,9 @@ class Policy(NamedTuple):
             said["backoff_ms"] = as_milliseconds(said["backoff_ms"], "backoff_ms")
         if (period := said.pop("unique_period", None)) is not None:
             said["unique_period_ms"] = _period_ms(period)
-        when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None))
+        if said.get("expires_ms") is not None:
+            said["expires_ms"] = as_moment_ms(said["expires_ms"], "expires_ms")
+        when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None), said.pop("delay", None))
         return Policy(queue, **said), when
 
     @property
@@ -294,11 +299,17 @@ class When(NamedTuple):
     at_ms: int | None = None
 
     @staticmethod
-    def of(delay_ms: Milliseconds, at_ms: int | None) -> When:
-        """Return the due time; raise `BadRequest` for a bad or negative value, or if both are given."""
+    def of(delay_ms: Milliseconds, at_ms: Moment | None, delay: Seconds | None = None) -> When:
+        """Return the due time; raise `BadRequest` for a bad or negative value, or if two are given."""
+        if delay is not None:
+            if delay_ms:
+                raise BadRequest("delay and delay_ms exclude each other", field="delay")
+            delay_ms = _delay_ms(delay)
         delay_ms = as_milliseconds(delay_ms, "delay_ms")
         if type(delay_ms) is not int or delay_ms < 0:
             raise wrong("delay_ms", "a whole number of milliseconds, 0 or more", delay_ms)
+        if at_ms is not None:
+            at_ms = as_moment_ms(at_ms, "at_ms")
         if at_ms is None:
             return When(delay_ms) if delay_ms else NOW
         if delay_ms:
@@ -312,6 +323,14 @@ class When(NamedTuple):
         return now_ms + self.delay_ms if self.at_ms is None else self.at_ms
 
 
+def _delay_ms(delay: Seconds) -> int:
+    """Return a delay in milliseconds; raise `BadRequest` for a bad one."""
+    seconds = as_seconds(delay, "delay")
+    if type(seconds) not in (int, float) or not 0 <= seconds <= TIME_MS_MAX / 1000:
+        raise wrong("delay", "0 or more seconds, a timedelta or text such as 10s", delay)
+    return round(seconds * 1000)
+
+
 NOW = When()
-_ALL = {**DEFAULTS, **When._field_defaults, "unique_period": None}
+_ALL = {**DEFAULTS, **When._field_defaults, "unique_period": None, "delay": None}
 ENQUEUE_DEFAULTS = cast(EnqueueOptions, {name: _ALL[name] for name in EnqueueOptions.__annotations__})

@@ -1,4 +1,4 @@
-"""Durations as people write them: numbers, `timedelta`, or text such as ``10s`` (design: interfaces).
+"""Durations as people write them: numbers, `timedelta`, or text such as ``10s``; and times (design: interfaces).
 
 The command line and the Python interface read all durations here.
 """
@@ -6,7 +6,7 @@ The command line and the Python interface read all durations here.
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 from onyxq.core.errors import BadRequest
@@ -18,11 +18,15 @@ Timeout: TypeAlias = Milliseconds | None
 Seconds: TypeAlias = float | timedelta | str
 """A duration: a number of seconds, a `timedelta`, or text such as ``"10s"``."""
 
+Moment: TypeAlias = int | datetime
+"""A time: a number of milliseconds since the epoch, or a `datetime` with a time zone."""
+
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SHOWN_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 """Units of time in milliseconds, and their names for people."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_duration(text: str) -> bool:
@@ -60,6 +64,16 @@ def as_seconds(value: Seconds, field: str) -> float:
     if isinstance(value, (str, timedelta)):
         return as_milliseconds(value, field) / 1000
     return value
+
+
+def as_moment_ms(value: Moment, field: str) -> int:
+    """Return a time in milliseconds since the epoch; numbers stay as they are. Raises `BadRequest` naming the field."""
+    if not isinstance(value, datetime):
+        return value
+    if value.tzinfo is None:
+        hint = "Make one with datetime.now(UTC), or give it a zone with .astimezone()."
+        raise BadRequest(f"{field} needs a time zone, not {value!r}", field=field, hint=hint)
+    return round((value - _EPOCH) / _MILLISECOND)
 
 
 def span(ms: int) -> str:

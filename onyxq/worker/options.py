@@ -25,7 +25,7 @@ from onyxq.core import queue_settings
 from onyxq.core.errors import BadRequest
 from onyxq.core.limits import LEASE_MS_MAX, LEASE_MS_MIN, Fate, OnConflict, UniqueUntil
 from onyxq.operations.table.claim import WAIT_MS_MAX
-from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_seconds
+from onyxq.system.durations import Milliseconds, Seconds, as_milliseconds, as_moment_ms, as_seconds
 from onyxq.system.settings import did_you_mean
 from onyxq.worker.resources import used_by
 from onyxq.worker.retries import Backoff, Kinds, Retrying, pause_ms
@@ -54,7 +54,6 @@ class Changes(TaskOptions, UniqueOptions, total=False):
     expires_after_ms: Milliseconds | None
     w: int | None
     timeout_s: Seconds | None
-    delay: Seconds | None
 
 
 class FunctionOptions(Changes, total=False):
@@ -62,11 +61,11 @@ class FunctionOptions(Changes, total=False):
 
     - ``ordering_key``, ``unique_key``: a template such as ``"customer {customer}"``, or a function of the arguments.
     - ``expires_after_ms``: the task fails if it has not started within this time after it is due, in milliseconds.
-    - ``delay``: the same as ``delay_ms``, but in seconds, or as text such as ``"10s"``.
     - ``timeout_s``: seconds after which an attempt is cancelled and counts as failed.
     - ``runs``: ``"thread"`` or ``"process"``, for functions that are not async.
-    - ``backoff``: pauses in seconds before the first and further retries; the last one is repeated. Or a function of
-      the retry's number, from 1, and of the error, that returns the pause. Default: as ``backoff_ms`` says.
+    - ``backoff``: the pause before each retry, in seconds or as text such as ``"10s"``. Or several pauses, before the
+      first and further retries; the last one is repeated. Or a function of the retry's number, from 1, and of the
+      error, that returns the pause. Default: as ``backoff_ms`` says.
     - ``retry_on``: exception classes; the task fails for good at the first exception of another class.
     - ``give_up_on``: exception classes at which the task fails for good.
     - ``retry_for_s``: no retry begins later than this many seconds after the task was due.
@@ -153,6 +152,8 @@ def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
         said["delay_ms"] = pause_ms(delay, "delay")
     for name in said.keys() & {"delay_ms", "backoff_ms", "expires_after_ms"}:
         said[name] = as_milliseconds(said[name], name)
+    for name in said.keys() & {"at_ms", "expires_ms"}:
+        said[name] = None if said[name] is None else as_moment_ms(said[name], name)
     for name in said.keys() & {"timeout_s", "retry_for_s", "unique_period"}:
         said[name] = as_seconds(said[name], name)
     return said

@@ -22,8 +22,8 @@ UNKNOWN_FIRST_S, UNKNOWN_MAX_S = 5.0, 600.0
 UNKNOWN_AGE_PART = 10
 """The pause of an unknown task is its age divided by this: soon after a deployment other workers may know it."""
 
-Backoff: TypeAlias = Sequence[Seconds] | Callable[[int, BaseException], Seconds] | None
-"""Pauses before the first, second and further retries, or a function of the retry's number and the error."""
+Backoff: TypeAlias = Seconds | Sequence[Seconds] | Callable[[int, BaseException], Seconds] | None
+"""A pause before each retry, pauses before the first, second and further ones, or a function of number and error."""
 Kinds: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | None
 """Classes of exceptions; None for no choice."""
 
@@ -174,7 +174,8 @@ def backed_off(ending: Ending, backoff: Backoff, retry: int, error: BaseExceptio
     if backoff is None or ending.pause_ms is not None:
         return ending
     try:
-        pause = backoff(retry, error) if callable(backoff) else backoff[min(retry, len(backoff)) - 1]
+        pauses = (backoff(retry, error),) if callable(backoff) else _pauses(backoff)
+        pause = pauses[min(retry, len(pauses)) - 1]
         return ending._replace(pause_ms=pause_ms(pause, "backoff"))
     except Exception:
         # The function is the user's. Its failure must not keep the failed attempt from being reported.
@@ -183,13 +184,19 @@ def backed_off(ending: Ending, backoff: Backoff, retry: int, error: BaseExceptio
 
 
 def check_backoff(backoff: Backoff) -> None:
-    """Raise `BadRequest` for an option ``backoff`` that is neither a function nor a sequence of pauses."""
+    """Raise `BadRequest` for an option ``backoff`` that is neither a pause, nor several, nor a function."""
     if backoff is None or callable(backoff):
         return
-    if isinstance(backoff, str) or not isinstance(backoff, Sequence) or not backoff:
-        raise wrong("backoff", "a sequence of pauses in seconds, or a function that returns one", backoff)
-    for one in backoff:
+    pauses = _pauses(backoff)
+    if not pauses:
+        raise wrong("backoff", "a pause, several pauses, or a function that returns one", backoff)
+    for one in pauses:
         pause_ms(one, "backoff")
+
+
+def _pauses(backoff: Any) -> Sequence[Seconds]:
+    """Return the pauses before the first and further retries; one pause is that of all retries."""
+    return backoff if isinstance(backoff, Sequence) and not isinstance(backoff, (str, bytes)) else (backoff,)
 
 
 def pause_ms(pause: Seconds, field: str) -> int:

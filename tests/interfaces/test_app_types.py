@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SOURCE = """
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from onyxq import App, Client, blocking_context, context
 from onyxq.app import TaskFunction, TaskHandle
@@ -66,6 +66,11 @@ send.options(delay_ms=5).enqueue("a", "b")
 send.options(delay_ms="5s", timeout_s=timedelta(minutes=1)).enqueue("a", "b")
 send.options(delay_ms=5).enqueue("a", bodi="b")  # wrong
 send.options(delay=[1])  # wrong
+send.options(delay="1m", expires_ms=datetime.now(UTC)).enqueue("a", "b")
+send.options(at_ms="tomorrow")  # wrong
+app.task(backoff="10s")
+app.task(backoff=(1, "1m"))
+app.task(backoff=[None])  # wrong
 send.options(delay_ms=[1])  # wrong
 send.options(retries="5")  # wrong
 send.options(on_dependency_failed="run").enqueue("a", "b")

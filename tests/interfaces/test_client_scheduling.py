@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -200,6 +200,14 @@ async def test_nothing_more_of_a_key_is_sent_once_one_was_not_stored(network: Si
         ({"delay_ms": timedelta.max}, "delay_ms"),
         ({"delay_ms": 1, "at_ms": 1}, "delay_ms"),
         ({"at_ms": -1}, "at_ms"),
+        ({"at_ms": datetime(2031, 5, 1)}, "at_ms"),
+        ({"at_ms": datetime(1960, 5, 1, tzinfo=UTC)}, "at_ms"),
+        ({"expires_ms": datetime(2031, 5, 1)}, "expires_ms"),
+        ({"delay": "soon"}, "delay"),
+        ({"delay": -1}, "delay"),
+        ({"delay": float("inf")}, "delay"),
+        ({"delay": 1, "delay_ms": 1}, "delay"),
+        ({"delay": 1, "at_ms": 1}, "delay_ms"),
         ({"priority": 1 << 31}, "priority"),
     ],
 )

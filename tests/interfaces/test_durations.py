@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import onyxq
 from onyxq import App, Client, Step, api
 from onyxq.errors import BadRequest, TimedOut
-from onyxq.system.durations import as_milliseconds, as_seconds
+from onyxq.system.durations import as_milliseconds, as_moment_ms, as_seconds
 from onyxq.testing import Cluster, open_cluster
 
 
@@ -53,9 +53,9 @@ def test_every_call_of_a_client_takes_them() -> None:
         assert 3_600_000 <= client.get(late).at_ms - now_ms <= 3_610_000
         (made,) = client.make_ids(1, delay_ms=timedelta(hours=1))
         assert client.get(client.enqueue("q", b"y", id=made)).at_ms - now_ms >= 3_600_000
-        client.chain(Step("q", b"z", delay_ms="2h", backoff_ms="1s")).enqueue()
+        client.chain(Step("q", b"z", delay="2h", backoff_ms="1s")).enqueue()
         with client.transaction() as tx:
-            tx.enqueue("q", b"w", delay_ms="2h")
+            tx.enqueue("q", b"w", delay=7_200)
         assert len([one for one in client.list("q").tasks if one.at_ms - now_ms >= 7_200_000]) == 2
         client.set_timer("t", "1h", "http://127.0.0.1:1/")
         assert 3_600_000 <= client.timer("t")["timeout"] <= 3_600_000
@@ -92,6 +92,26 @@ def test_options_of_functions_take_them() -> None:
         assert refused.value.field == name
     with pytest.raises(BadRequest, match="unit"):
         app.worker(lease_ms="10")
+
+
+def test_a_time_may_be_a_datetime_of_any_zone() -> None:
+    """Functions and clients take it. Without a zone it would be a time of the wrong hour."""
+    app = App()
+    app.task(queue="q")(print)
+    later = datetime(2201, 5, 1, 14, tzinfo=timezone(timedelta(hours=2)))
+    ms = 7_300_065_600_000
+    assert as_moment_ms(later, "at_ms") == as_moment_ms(ms, "at_ms") == ms
+    with pytest.raises(BadRequest, match="at_ms needs a time zone"):
+        as_moment_ms(datetime(2201, 5, 1, 14), "at_ms")
+    with open_cluster(peers=1, seed=1) as cluster, cluster.client() as client:
+        cluster.use(app)
+        run = app.tasks["print"]
+        for task_id in (
+            client.enqueue("q", b"", at_ms=later, expires_ms=later + timedelta(seconds=1)),
+            run.options(at_ms=later, expires_after_ms="1s").enqueue("x"),
+        ):
+            task = client.get(task_id)
+            assert (task.at_ms, task.expires_ms) == (ms, ms + 1_000)
 
 
 def refused_by(call: Callable[[], Any]) -> str | None:

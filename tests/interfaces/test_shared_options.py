@@ -83,8 +83,8 @@ def test_a_misspelt_option_is_answered_with_the_one_that_is_meant() -> None:
     client: Any
     with Client("127.0.0.1:1") as client:
         calls: dict[str, Callable[[], Any]] = {
-            "enqueue() got an unexpected keyword argument 'delay'; did you mean delay_ms?": lambda: client.enqueue(
-                "q", b"", delay=5
+            "enqueue() got an unexpected keyword argument 'dealy'; did you mean delay?": lambda: client.enqueue(
+                "q", b"", dealy=5
             ),
             "claim() got an unexpected keyword argument 'lease'; did you mean lease_ms?": lambda: client.claim(
                 "q", lease="10s"

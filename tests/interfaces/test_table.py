@@ -60,7 +60,7 @@ def test_the_clients_have_the_arguments_of_the_table(client: type, operation: Op
 def test_the_clients_have_the_options_of_a_task_of_http(client: type) -> None:
     """With the same defaults; None and the queue's setting are what is not sent."""
     had = inspect.signature(client.enqueue).parameters  # type: ignore[attr-defined]
-    left_out = {"self", "timeout_ms", "options", "payload", "format", "w"}
+    left_out = {"self", "timeout_ms", "options", "payload", "format", "w", "delay"}  # delay is delay_ms in seconds
     named = {name: member for name, member in members(NewTask).items() if name not in ("data", "format", "trace")}
     spelled = {"unique_period": "unique_period_ms"}  # in Python a duration in seconds or as text
     known = {spelled.get(name, name): one for name, one in had.items() if name not in left_out}

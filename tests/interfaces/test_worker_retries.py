@@ -79,8 +79,10 @@ def test_a_snooze_does_not_count() -> None:
     [
         ((10, "20s", timedelta(seconds=30)), [10, 20, 30]),
         (lambda retry, error: 100 * retry if isinstance(error, OSError) else 5, [100, 200, 300]),
+        ("20s", [20, 20, 20]),
+        (timedelta(minutes=5), [300, 300, 300]),
     ],
-    ids=["sequence", "function"],
+    ids=["sequence", "function", "text", "timedelta"],
 )
 def test_a_task_has_its_own_curve_of_pauses(backoff: Any, expected: list[int]) -> None:
     """The last pause of a sequence is repeated."""
@@ -142,7 +144,7 @@ def test_a_broken_backoff_leaves_the_pause_to_the_leader(caplog: pytest.LogCaptu
     assert backed_off(asked(Retry(after=1)), (5,), 1, OSError()) == Ending(1_000, chosen=True)
 
 
-@pytest.mark.parametrize("backoff", ["10s", (), (1, -1), 5, (1, "2")])
+@pytest.mark.parametrize("backoff", ["soon", "10", (), (1, -1), -5, b"10s", (1, "2")])
 def test_a_wrong_backoff_is_refused_where_it_is_written(backoff: Any) -> None:
     """Calls cannot change it, because workers read it from the function."""
     app = App()
