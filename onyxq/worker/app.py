@@ -54,7 +54,7 @@ from onyxq.worker.functions import (
 from onyxq.worker.handles import Application, Reach, TaskHandle
 from onyxq.worker.options import DEFAULTS, WORKER_DEFAULTS, FunctionOptions, Options, WorkerOptions
 from onyxq.worker.periodic import Periodic
-from onyxq.worker.resources import Resource, middleware_of
+from onyxq.worker.resources import Middleware, Resource, middleware_of
 
 __all__ = ["App", "AppWorker", "TaskFunction", "TaskHandle", "load_app"]
 
@@ -65,6 +65,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=TaskFunction[..., Any])
 T = TypeVar("T")
+M = TypeVar("M", bound=Middleware)
 
 _TESTED: list[list[App]] = []
 """The applications in use, for each open test cluster."""
@@ -213,10 +214,11 @@ class App:
         self.resources.append(made)
         return cast(T, made)  # as the default of a parameter it stands in for the value
 
-    def middleware(self, function: Callable[[], AsyncIterator[None]]) -> Callable[[], AsyncIterator[None]]:
-        """Run an async generator function around each attempt: up to its ``yield`` before, and the rest after.
+    def middleware(self, function: M) -> M:
+        """Run a generator function, async or not, around each attempt: up to its ``yield`` before, and the rest after.
 
-        The attempt's exception is raised at the ``yield``. `context` gives access to the task.
+        The attempt's exception is raised at the ``yield``. `context` gives access to the task. The function runs in the
+        worker's event loop, so without async it must not wait.
         """
         self.middlewares.append(middleware_of(function))
         return function

@@ -16,7 +16,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from onyxq.core.errors import BadRequest
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 Around = Callable[[Callable[[], AbstractAsyncContextManager[Any]]], AbstractAsyncContextManager[Any]]
 """Function that makes a context manager of the user's; tests let it be entered in another event loop."""
+Middleware: TypeAlias = Callable[[], AsyncIterator[None] | Iterator[None]]
+"""Function with one ``yield`` that runs around each attempt."""
 
 
 class Resource(Generic[T]):
@@ -113,8 +115,17 @@ def used_by(signature: inspect.Signature) -> dict[str, Resource[Any]]:
     return {name: default for name, default in found if isinstance(default, Resource)}
 
 
-def middleware_of(function: Callable[[], AsyncIterator[None]]) -> Callable[[], AbstractAsyncContextManager[None]]:
+def middleware_of(function: Middleware) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Return what wraps an attempt; raise `BadRequest` if the function does not yield."""
-    if not inspect.isasyncgenfunction(function):
-        raise BadRequest("middleware is an async function that yields once", field="function")
-    return asynccontextmanager(function)
+    if inspect.isasyncgenfunction(function):
+        return asynccontextmanager(function)
+    if not inspect.isgeneratorfunction(function):
+        raise BadRequest("middleware is a function that yields once, async or not", field="function")
+    plain = contextmanager(function)
+
+    @asynccontextmanager
+    async def around() -> AsyncIterator[None]:
+        with plain():
+            yield
+
+    return around

@@ -146,11 +146,11 @@ def _uses(pool: Any) -> Any:
 
 @BACKENDS
 def test_middleware_runs_around_each_attempt(backend: str) -> None:
-    """The first one is the outermost; it sees the task, its error, and may replace it."""
+    """The first one is the outermost; it sees the task, its error, and may replace it. It need not be async."""
     app, said = App(), list[str]()
 
     @app.middleware
-    async def outer() -> AsyncIterator[None]:
+    def outer() -> Iterator[None]:
         try:
             yield
         except KeyError as error:
