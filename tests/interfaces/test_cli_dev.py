@@ -161,14 +161,24 @@ def test_a_worker_runs_beside_the_cluster(
     assert "stopped: 1 task completed" in said
 
 
-def test_a_worker_that_cannot_start_ends_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt application ends it at once, with the exit code of the worker."""
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        (["hello:ap"], "did you mean app?"),
+        (["hello", "--concurrency", "none"], "concurrency must be a number like 8"),
+        (["hello", "--import", "no_such_module"], "no_such_module"),
+    ],
+)
+def test_a_worker_that_cannot_start_ends_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], problem: str
+) -> None:
+    """A misspelt application or option ends it at once, with the exit code of the worker."""
     (tmp_path / "hello.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
-    with started("dev", "hello:ap", *FREE) as process:
+    with started("dev", *typed, *FREE) as process:
         _, said = process.communicate(timeout=STOP_S_MAX)
         assert process.returncode == 2
-    assert "did you mean app?" in said
+    assert problem in said
 
 
 @pytest.mark.long

@@ -98,6 +98,15 @@ REFUSED_ROW = option("row", type=int, metavar="ROW", help="number of the row, as
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="number of partitions; cannot be changed later (default 64)"
 )
+CONCURRENCY = option(
+    "--concurrency",
+    default="1",
+    metavar="N",
+    help="number of parallel tasks of the worker: 8, or a range like 2-16 that follows the load (default 1)",
+)
+IMPORTS = option(
+    "--import", dest="imports", metavar="MODULE,...", help="further modules with functions of the application"
+)
 REPLICAS = option("--replicas", type=int, default=3, metavar="N", help="number of copies of every task (default 3)")
 
 
@@ -138,6 +147,8 @@ COMMANDS: tuple[Command, ...] = (
         "shop.tasks:app --peers 3 --data ./dev-data",
         option("app", nargs="?", metavar="MODULE:APP", help="application whose worker runs beside the cluster"),
         option("--reload", action="store_true", help="start the worker again when a Python file here changes"),
+        CONCURRENCY,
+        IMPORTS,
         option(
             "--peers",
             type=int,
@@ -310,12 +321,7 @@ COMMANDS: tuple[Command, ...] = (
         option(
             "--queues", metavar="Q,...", help="comma-separated queues (default: the queues of the application's tasks)"
         ),
-        option(
-            "--concurrency",
-            default="1",
-            metavar="N",
-            help="number of parallel tasks: 8, or a range like 2-16 that follows the load (default 1)",
-        ),
+        CONCURRENCY,
         option(
             "--lease",
             default=LEASE_DEFAULT,
@@ -327,9 +333,7 @@ COMMANDS: tuple[Command, ...] = (
             metavar="TIME",
             help="how long running tasks may continue after the first Ctrl-C or SIGTERM (default 30s)",
         ),
-        option(
-            "--import", dest="imports", metavar="MODULE,...", help="further modules with functions of the application"
-        ),
+        IMPORTS,
         option(
             "--tasks-per-process",
             type=int,

@@ -94,7 +94,9 @@ class WorkerProcess:
     def start(self, context: Context, address: str) -> subprocess.Popen[bytes]:
         """Start it; its environment has the address and certificates."""
         command = [sys.executable, "-m", "onyxq", "worker", "start", context.args.app]
+        command += ["--concurrency", context.args.concurrency]
         command += ["--reload"] if context.args.reload else []
+        command += ["--import", context.args.imports] if context.args.imports else []
         command += ["--config", context.args.config] if context.args.config else []
         environment = {**os.environ, **context.certificates().to_environment(), "ONYXQ_CONNECT": address}
         self._process = start_child(command, environment)
