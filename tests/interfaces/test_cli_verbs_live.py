@@ -100,6 +100,9 @@ def test_lists_begin_with_the_newest(line: Line, queue: str) -> None:
     page = line.json("task", "list", "--queue", queue, "--limit", "2")
     rest = listed(line, "task", "list", "--queue", queue, "--after", page["after"])
     assert [one["id"] for one in page["tasks"]] + rest == tasks[::-1]
+    assert line.code("task", "list", "--queue", queue, "--limit", "2") == 0
+    assert f"There may be more. Add --after {page['after']} " in line.said.err
+    assert line.code("task", "list", "--queue", queue) == 0 and line.said.err == ""
     assert listed(line, "task", "list", "--queue", queue, "--state", "ready") == tasks[::-1]
     line.json("task", "claim", queue, "--max", "5", "--wait", "20s")
     assert listed(line, "task", "list", "--queue", queue, "--state", "claimed") == tasks[::-1]

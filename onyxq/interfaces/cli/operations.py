@@ -92,6 +92,8 @@ def _print_pages(context: Context, operation: Operation[Any, Any], verb: Verb, a
         rows = _with_short_ids(rows) if is_short else rows
         empty = verb.empty + _conditions(context, operation, verb)
         context.out.table(found, rows, columns, empty=empty, cut=is_short)
+        if after is not None and not context.out.as_json and not context.out.watching:
+            context.out.note(f"There may be more. Add --after {after.hex()} to see the next ones, or --all.")
 
 
 def _with_short_ids(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
