@@ -18,7 +18,7 @@ from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
 from onyxq.interfaces.cli.parser import build
 from onyxq.testing import Cluster, open_cluster
 from onyxq.worker import BlockingContext, Context
-from onyxq.worker.functions import TaskFunction
+from onyxq.worker.app import TaskFunction, TaskHandle
 from onyxq.worker.options import DEFAULTS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/migration.rst").read_text("utf-8")
@@ -101,7 +101,7 @@ def test_options_and_settings_that_are_named_exist() -> None:
     for name, kinds in (
         ("client", [Client]),
         ("app", [App]),
-        ("task", [TaskFunction, App]),
+        ("task", [TaskFunction, App, TaskHandle]),
         ("function", [TaskFunction]),
     ):
         methods = set(re.findall(rf"``@?{name}\.(\w+)", text))
