@@ -25,7 +25,7 @@ def main() -> None:
     settings = {
         "payload_bytes": options.payload,
         "modes": joined(options.modes),
-        "mode": "BATCHxLANES: tasks in each call, by so many lanes at once",
+        "mode": "BATCHxLANES: tasks in each call, by that number of lanes at once",
         "worker": "one client process; each lane enqueues a batch, claims as many tasks, completes them, and again",
         "seconds": options.seconds,
         "warmup_seconds": options.warmup,

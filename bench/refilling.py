@@ -83,7 +83,7 @@ async def refill(cluster: Cluster, client: AsyncClient, load: Load | None) -> di
 
 async def refilled(cluster: Cluster, client: AsyncClient, *, tasks: int, seconds: float) -> dict[str, Any]:
     """Refill a node without clients and under load; return the times and the loss of speed of the load."""
-    progress("refilling a node of a cluster that nobody uses")
+    progress("refilling a node of a cluster without clients")
     idle = await refill(cluster, client, None)
     progress(f"measuring the load for {seconds} s")
     async with loaded(client) as load:

@@ -404,7 +404,7 @@ class StoreRefused(Conflict):
     The lists name ids; ``bugs`` describes mistakes in the request itself.
     """
 
-    code, hint = "store_refused", "Look at the tasks that are named, and decide anew."
+    code, hint = "store_refused", "Look at the tasks that are named, and decide again."
 
     def __init__(self, refused: dict[str, list[Any]]) -> None:
         said = [f"{name}: {', '.join(map(str, found))}" for name, found in refused.items() if found]

@@ -282,7 +282,7 @@ def _apply_extension(replica: Replica, args: Any, stamp: Stamp, entry: Entry, fo
 def trespass(before: Replica, after: Replica, verdict: Verdict, entry: Entry) -> str:
     """Return what an extension's entry did that it must not do, in words; empty if it kept the rules."""
     if type(verdict) is not str or not verdict:
-        return f"gave the verdict {verdict!r}, which is no text,"
+        return f"gave the verdict {verdict!r}, which is not a text,"
     if any(getattr(after, name) is not getattr(before, name) for name in _NOT_ITS_OWN):
         return "changed more of the replica than extensions"
     if after.extensions.discard(entry.extension) != before.extensions.discard(entry.extension):

@@ -151,7 +151,7 @@ def _voided(known: Mapping[str, Any]) -> list[Told]:
         return []
     if known["completion"] is not None or known["task"]["state"] == "claimed":
         return []
-    said = f"the claim under token {last['token']} became void: the log was begun anew at position {below}"
+    said = f"the claim under token {last['token']} became void: a new log began at position {below}"
     return [_plain_told(last["at_ms"], STORE, said, token=last["token"], position=below)]
 
 

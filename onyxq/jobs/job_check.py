@@ -87,7 +87,7 @@ def _repeated(names: list[str], path: str) -> Iterator[Problem]:
         return
     for place, name in enumerate(names):
         if times[name] > 1 and name in names[:place]:
-            yield path.format(place), f"is {name!r} for the second time; each name stands for one thing"
+            yield path.format(place), f"is {name!r} for the second time; each name means one thing"
 
 
 # --- catalog and workflow ---------------------------------------------------------
@@ -265,7 +265,7 @@ def _conditions(job: Job) -> Iterator[Problem]:
             yield f"{path}.errors_to", "is empty: 'none' drops the segment; leave it out to fail the job"
         yield from _emitted_past(job, condition, path)
         if condition.exceptions and condition.transform is None and condition.to != "none":
-            yield f"{path}.transform", "is missing: an exception is no segment, transform makes one of it"
+            yield f"{path}.transform", "is missing: it must make a segment of the exception"
         earlier = [one for one in job.flow_conditions[:place] if one.from_ == condition.from_]
         alike = [one for one in earlier if one.exceptions == condition.exceptions]
         if condition.short_circuit and any(not one.short_circuit for one in alike):
@@ -310,7 +310,7 @@ def _windows(job: Job) -> Iterator[Problem]:
         path = f"windows[{place}]"
         if window.task not in reduces:
             near = _near(window.task, reduces)
-            yield f"{path}.task", f"is {window.task!r}, which is no Reduce of the catalog; they keep windows{near}"
+            yield f"{path}.task", f"is {window.task!r}, which is not a Reduce of the catalog; they keep windows{near}"
         yield from _sizes(window, path)
         if all(trigger.window != window.id for trigger in job.triggers):
             yield path, f"{window.id!r} has no trigger: it would emit nothing"

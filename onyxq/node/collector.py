@@ -45,7 +45,7 @@ class Collector:
         origin_bytes, upto = await self._store(session, replica)
         trimmed = await self._trim(session, upto)
         if await session.rotate():
-            log.info("the log goes on in a new segment")
+            log.info("the log continues in a new segment")
         entry = finish_gc.Args(position, trimmed, origin_bytes)
         while True:  # The entry ends the duty. If it is lost, it is owed again.
             outbox = self._node.outbox

@@ -341,7 +341,7 @@ class Service:
         try:
             await self.do(RELEASE, args)
         except OnyxqError as error:
-            log.info("claims that nobody waited for expire instead: %s", error.message)
+            log.info("unwanted claims expire instead: %s", error.message)
 
     async def _lead_claim(self, asked: peers.Claims) -> dict[str, Any]:
         answers, heads = await claim_here(self.node, asked.requests, asked.wanted)

@@ -172,7 +172,9 @@ def with_full_disks(failure: Failure, places: Mapping[str, str]) -> Failure:
     full = [f"{what} ({path}) has {room >> 10} KiB left" for what, path in places.items() if (room := _room(path)) >= 0]
     if not full:
         return failure
-    return evolve(failure, error=f"{said}: {', '.join(full)}. Once there is room the job goes on from its last batch.")
+    return evolve(
+        failure, error=f"{said}: {', '.join(full)}. Once there is room the job continues after its last batch."
+    )
 
 
 def _room(path: str) -> int:

@@ -296,7 +296,7 @@ class Metrics:
             "onyxq_sync_rows_left", "Rows that holders of the partitions led here lack still, about.", "node"
         )
         self.sync_partitions_left = Gauge(
-            "onyxq_sync_partitions_left", "Partitions led here of which a live holder lacks something still.", "node"
+            "onyxq_sync_partitions_left", "Partitions led here with a live holder that still lacks rows.", "node"
         )
         self.purged_rows = Counter("onyxq_purged_rows_total", "Rows of purged tasks that this node deleted.")
         self.writes_refused = Gauge(

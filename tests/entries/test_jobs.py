@@ -528,7 +528,7 @@ def test_an_error_is_text_of_bounded_length(world: World) -> None:
         ({"sealed": ("out",)}, "sealed are ('out',)"),
         ({"task_slots": (("t", 1),)}, "its tasks have"),
         ({"version": -1}, "it runs without a version"),
-        ({"ended_ms": 5}, "it has ended and goes on"),
+        ({"ended_ms": 5}, "it has ended and continues"),
         ({"max_slots": 2}, "it has 4 slots, needs 1 and can take 2"),
         ({"id": "other"}, "it has another id"),
     ],

@@ -182,7 +182,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "flow_conditions[0].exceptions",
         "is for a Function",
     ),
-    (window(task="split"), "windows[0].task", "is 'split', which is no Reduce"),
+    (window(task="split"), "windows[0].task", "is 'split', which is not a Reduce"),
     (window(task="cuont"), "windows[0].task", "did you mean count?"),
     (window(kind="fixd"), "windows[0].kind", "did you mean fixed?"),
     (window(range_ms=None), "windows[0].range_ms", "is missing"),

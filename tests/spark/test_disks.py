@@ -34,7 +34,7 @@ def test_the_place_that_is_full_is_named_with_what_it_is() -> None:
     told = failures.with_full_disks(FULL, places)
     assert told.error == (
         "No space left on device: its checkpoint (file:///full) has 3 KiB left. "
-        "Once there is room the job goes on from its last batch."
+        "Once there is room the job continues after its last batch."
     )
     assert told.restart
 

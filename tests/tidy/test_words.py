@@ -8,7 +8,12 @@ import pytest
 
 from tests.tidy import rules, words
 
-PAGES = [*sorted((rules.ROOT / "docs").rglob("*.rst")), *sorted(rules.ROOT.glob("*.rst"))]
+PAGES = [
+    *sorted(rules.ROOT.glob("*.rst")),
+    *sorted(page for top in ("docs", "examples", "bench") for page in (rules.ROOT / top).rglob("*.rst")),
+]
+STORED = ("goes on", "is no setting", "is no number to set", "is no word to set", "queue is no name of a queue")
+"""A value of a setting, and verdicts in logs. They stay as they are, because peers must agree on them."""
 
 
 def test_pages_use_plain_words() -> None:
@@ -42,6 +47,25 @@ def test_errors_use_plain_words() -> None:
         for _, what in words.found_in(text)
     ]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_strings_use_plain_words() -> None:
+    """No text that a program shows, logs or describes uses a word of the list."""
+    found = [
+        f"{source.path}:{start}: {what}"
+        for source in rules.sources()
+        if source.path.startswith(("onyxq/", "log_entries/", "bench/", "examples/"))
+        for start, text in words.strings_of_module(source.tree)
+        if text not in STORED
+        for _, what in words.found_in(text)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_strings_are_found() -> None:
+    """A docstring is not among them, and neither is a name."""
+    code = '"""A docstring of it."""\nlog(f"{one} goes on", "name")\n'
+    assert list(words.strings_of_module(ast.parse(code))) == [(2, " goes on")]
 
 
 def test_messages_of_errors_are_found() -> None:

@@ -75,6 +75,15 @@ def texts_of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
+def strings_of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield ``(line, text)`` of the strings of a module that have a space, except docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if " " in node.value.strip():
+                yield node.lineno, node.value
+
+
 def errors_of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield ``(line, text)`` of the messages and hints of errors: the literals of calls that raise or make one.
 

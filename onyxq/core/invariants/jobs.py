@@ -48,7 +48,7 @@ def _of_ended(job: Job) -> Iterator[str]:
 
 def _of_active(job: Job) -> Iterator[str]:
     if job.ended_ms >= 0:
-        yield "it has ended and goes on"
+        yield "it has ended and continues"
     if job.state == WAITING and (job.slots or job.ready or not job.why):
         yield f"it waits with {job.slots} slots, for {job.why!r}"
     if job.state == RUNNING:

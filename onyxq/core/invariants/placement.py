@@ -59,7 +59,7 @@ def _of_leader(replica: Replica, found: Partition) -> Iterator[str]:
             yield "ready without a leader"
         return
     if found.leader not in [replica.nodes[node].peer for node in live]:
-        yield f"the leader {found.leader} is no peer of a live holder"
+        yield f"the leader {found.leader} is not the peer of a live holder"
     if found.leader not in replica.ring.members:
         yield f"the leader {found.leader} is not in the ring"
 

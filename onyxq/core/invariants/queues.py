@@ -62,7 +62,7 @@ def _of_counted(replica: Replica, stretch: bytes, counted: tuple[Counted, ...]) 
     if not counted or list(counted) != tidy:
         yield "what counts is missing, unsorted or not merged"
     if bits & ~claimed_bits(pieces_of(replica, stretch)):
-        yield "a task counts that nobody has claimed"
+        yield "a task counts that is not claimed"
 
 
 def _of_transactions(replica: Replica) -> Iterator[str]:

@@ -51,7 +51,7 @@ def ring_violations(replica: Replica) -> list[str]:
     hosts = [*now.prepared, *now.accepted]
     joiners = [*now.prepared.values(), *now.accepted.values(), *now.queue]
     out += [f"{peer} takes in two peers" for peer, times in sorted(Counter(hosts).items()) if times > 1]
-    out += [f"{peer} takes a peer in but is no member" for peer in sorted(set(hosts)) if peer not in now.members]
+    out += [f"{peer} takes a peer in but is not a member" for peer in sorted(set(hosts)) if peer not in now.members]
     states = Counter([*joiners, *now.members])
     out += [f"{peer} is in two states of the ring" for peer, times in sorted(states.items()) if times > 1]
     if now.queue and (not now.members or ring.free_members(now)):
@@ -74,7 +74,7 @@ def _watch_violations(replica: Replica) -> list[str]:
     for peer in sorted(replica.peers):
         lone = len(now.members) == 1 and peer in now.members and peer not in busy
         if peer not in now.queue and not lone and not watchers[peer]:
-            out.append(f"nobody watches {peer}")
+            out.append(f"no peer watches {peer}")
         if watchers[peer] > 1 and peer not in busy and peer not in successors:
             out.append(f"{peer} is watched {watchers[peer]} times")
     return out
@@ -99,7 +99,7 @@ def membership_violations(replica: Replica) -> list[str]:
         if node.id != node_id or (node.absent_since_ms < 0) != bool(node.peer):
             out.append(f"the record of node {node_id} contradicts itself")
         if node.peer and node.peer not in now.members:
-            out.append(f"node {node_id} names {node.peer}, which is no member")
+            out.append(f"node {node_id} names {node.peer}, which is not a member")
     return out
 
 

@@ -95,7 +95,7 @@ class _Taking:
                 self._now = await self._replica(position)
                 since = self._held_since()
                 cluster = self._now.cluster
-                assert cluster is not None, "there is a log position behind its creation"
+                assert cluster is not None, "the log has a position, so the cluster was created"
                 origin = snapshot.pack(self._now)
                 made = HistoryFileWriter(path, KIND, cluster=cluster.name, cluster_id=cluster.id, origin=origin)
                 writer = file.enter_context(made)

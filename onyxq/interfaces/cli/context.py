@@ -176,7 +176,7 @@ def found_id(client: Client, text: str, *, field: str = "id") -> bytes:
     if len(matches) > 1:
         named = ", ".join(one.hex() for one in matches[:NAMED_MAX])
         more = " and more" if len(matches) > NAMED_MAX else ""
-        hint = "Give more digits. Ids begin with a time, so many of their first digits are alike."
+        hint = "Give more digits. Ids begin with a time, and often have the same first digits."
         raise Conflict(f"several tasks have ids that begin with {text}: {named}{more}", field=field, hint=hint)
     return matches[0]
 

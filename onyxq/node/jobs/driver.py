@@ -314,7 +314,7 @@ class Driving:
             await self._hear(driven, event)
         driven.host.forget(run)
         driven.run = None
-        return event if event["event"] != "stopped" else {"error": "its query stopped by itself", "restart": True}
+        return event if event["event"] != "stopped" else {"error": "its query stopped on its own", "restart": True}
 
     async def _hear(self, driven: Driven, event: Message) -> None:
         if event["event"] == "ready":
@@ -335,7 +335,7 @@ class Driving:
                 try:
                     await self._tell(driven, job)
                 except HostEnded as error:
-                    log.debug("job %s is told when it starts again: %s", driven.job, error)
+                    log.debug("job %s learns this when it starts again: %s", driven.job, error)
             await node.moved()
 
     async def _tell(self, driven: Driven, job: Job) -> None:

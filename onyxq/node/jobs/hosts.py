@@ -287,7 +287,7 @@ class KeptHost:
         while idle_s < IDLE_S:
             await trio.sleep(1.0)
             idle_s = 0.0 if self._needed else idle_s + 1.0
-        self.stop("nobody needed the Spark host")
+        self.stop("no job needed the Spark host")
 
     def stop(self, why: str) -> None:
         """Stop the running host.

@@ -112,7 +112,7 @@ class TaskView(Result):
         UniqueUntil | None, Meta(description="When its unique key is free again; null: it has none.")
     ] = None
     unique_period_ms: Annotated[
-        int | None, Meta(description="Length of the periods of its unique key, each of which has one task.")
+        int | None, Meta(description="Length of the periods of its unique key. Each period has one task.")
     ] = None
     on_conflict: Annotated[
         OnConflict | None, Meta(description="What its enqueue was to do to another task of its unique key.")

@@ -278,7 +278,7 @@ def _keys_judged(claims: Any, apart_ms: int) -> Any:
             F.col("own") & _stood("past_ended", "past_began", apart_ms),
             "a claim of its key ended {past_ended - began} ms after its grant",
         ),
-        (KEYS, passed & ~F.col("requeued"), "granted behind {lower(ahead.id)}, which comes after it"),
+        (KEYS, passed & ~F.col("requeued"), "granted after {lower(ahead.id)}, which comes later"),
     )
     return claims.withColumn("found", _found(found))
 

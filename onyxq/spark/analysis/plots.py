@@ -49,7 +49,7 @@ def draw(found: Stats, directory: Path) -> list[Path]:
     return [
         _picture(directory / "waits.png", "Waiting for a worker", rest, hours, span, _times(lambda one: one.wait)),
         _picture(directory / "runs.png", "Run time", rest, hours, span, _times(lambda one: one.run)),
-        _picture(directory / "claims.png", "Claims granted, by what became of them", rest, hours, span, _outcomes),
+        _picture(directory / "claims.png", "Claims granted, by outcome", rest, hours, span, _outcomes),
         _picture(directory / "retries.png", "Claims that were retries", rest, hours, span, _retries),
     ]
 

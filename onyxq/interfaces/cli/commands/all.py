@@ -155,7 +155,7 @@ COMMANDS: tuple[Command, ...] = (
             metavar="N",
             help="number of peers (default: all of the data, else 1); each has the ports after those of the one before",
         ),
-        setting("data", help="directory of the data (default: one that is deleted when the command ends)"),
+        setting("data", help="directory of the data (default: a temporary one, which is deleted at the end)"),
         setting("listen"),
         setting("http"),
         *map(setting, ARCHIVE_SETTINGS),
@@ -304,7 +304,9 @@ COMMANDS: tuple[Command, ...] = (
         "--servers 3 --port 2181",
         option("--servers", type=int, default=1, choices=(1, 3), help="1, or an ensemble of 3 (default 1)"),
         option(
-            "--data", metavar="DIR", help="directory of the data (default: one that is deleted when the command ends)"
+            "--data",
+            metavar="DIR",
+            help="directory of the data (default: a temporary one, which is deleted at the end)",
         ),
         option("--port", type=int, default=2181, help="port of the first server (default 2181; 0: a free one)"),
     ),

@@ -60,11 +60,9 @@ def recover(context: Context) -> None:
     if context.out.as_json:
         context.out.document(said)
     elif args.yes:
-        context.out.result(
-            None, f"\nThe log begins anew at position {said['done']['position']}. Next: start the peers."
-        )
+        context.out.result(None, f"\nThe new log begins at position {said['done']['position']}. Next: start the peers.")
     else:
-        context.out.result(None, "\nNothing was changed. To begin the log anew, run this again with --yes.")
+        context.out.result(None, "\nNothing was changed. To begin a new log, run this again with --yes.")
 
 
 # --- what the nodes and the log have

@@ -41,7 +41,7 @@ class NewJob(Args):
     min_slots: Annotated[Any, Meta(description="Slots without which it waits.")] = UNSET
     max_slots: Annotated[Any, Meta(description="Slots that it can use; null: any number.")] = UNSET
     tags: Annotated[Any, Meta(description="What its peer must have.")] = UNSET
-    zones: Annotated[Any, Meta(description="In one of which its peer must be.")] = UNSET
+    zones: Annotated[Any, Meta(description="Its peer must be in one of these zones.")] = UNSET
     beside: Annotated[Any, Meta(description="Id of a job whose peer it shares.")] = UNSET
     own_host: Annotated[Any, Meta(description="Whether it has a Spark process of its own.")] = UNSET
     host: Annotated[
@@ -94,7 +94,7 @@ ENDPOINTS = (
         tag="jobs",
         summary="Submit a job",
         doc="Functions are named: `package.module:name`, importable where Spark runs. The same job under the same `id` "
-        "again is no second job, and the answer says `repeat`; another job under the id is refused with 409.",
+        "again makes no second job, and the answer says `repeat`. Another job under the id is refused with 409.",
         handle=submit_job,
         role="admin",
         args=NewJob,

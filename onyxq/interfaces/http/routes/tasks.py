@@ -304,8 +304,8 @@ ENDPOINTS = (
         name="cancel_task",
         tag="tasks",
         summary="Cancel a task that is not finished, and not claimed either unless that is asked for",
-        doc="One that is cancelled already is answered as one that is now, so a request can be repeated; one that is "
-        "completed or failed is a conflict.",
+        doc="For a task that is already cancelled the answer is the same, so you can repeat the request. A task "
+        "that is completed or failed is a conflict.",
         handle=delete_task,
         args=CancelTask,
         role=("produce", "operate"),
