@@ -118,6 +118,8 @@ class Task:
     unique_period_ms: int | None = None
     on_conflict: OnConflict | None = None
     callback: TaskCallback | None = None
+    flow: TaskId | None = None
+    """Id of its flow; None: it is not a task of a flow with an id."""
 
     def __repr__(self) -> str:
         return f"<task {self.id.hex()} of queue {self.queue!r}: {self.state}>"

@@ -21,6 +21,8 @@ enqueue that asked for it, by which a repeat is recognised.
 CALLBACK = "callback"
 JOINS = "joins"
 """Field of a task that no worker runs: it ends once all tasks that it depends on have ended. Only nodes set it."""
+FLOW = "flow"
+"""Field of a task of a flow: the flow's id. Only nodes set it."""
 SPECIAL = frozenset({ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS, CALLBACK})
 """Fields of tasks that require more than storing and granting."""
 

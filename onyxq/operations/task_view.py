@@ -11,7 +11,7 @@ from onyxq.core.facts import Completion, History, Update
 from onyxq.core.ids import TaskId, callback_of, ms_of, offset_of, partition_of
 from onyxq.core.limits import TIMERS_QUEUE
 from onyxq.core.replica import ClaimPiece, Replica
-from onyxq.core.task_headers import CALLBACK, UNIQUE_KEY, due_of, policy_of, unique_options
+from onyxq.core.task_headers import CALLBACK, FLOW, UNIQUE_KEY, due_of, policy_of, unique_options
 from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of, shown
 from onyxq.store.store import Store
 
@@ -93,6 +93,7 @@ def task_view(
         "result": done[1] if done and done[0].outcome == facts.COMPLETED else None,
         "error": _error(done, returned),
         "callback": header.get(CALLBACK),
+        "flow": header.get(FLOW),
     }
 
 

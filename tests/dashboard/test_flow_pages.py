@@ -63,6 +63,22 @@ def test_a_failed_flow_is_shown_as_a_flow_and_retried_with_its_tasks(served: tup
     flow.cancel()
 
 
+def test_the_page_of_a_task_shows_its_flow(served: tuple[Client, httpx.Client]) -> None:
+    """The graph marks the task. Tasks that start after it are named. A task without a flow has none of this."""
+    client, http = served
+    flow = client.make_flow(client.chain(("one", b"x"), ("two", b"y")), name=HOSTILE, on_done=Step("report"))
+    assert client.get(flow.ids[0]).flow == flow.id
+    tree = parsed(http.get(f"/ui/tasks/{flow.ids[0].hex()}").text)
+    links = [one.get("href") for one in found(tree, "a")]
+    assert f"/ui/flow?id={flow.id.hex()}" in links and f"/ui/tasks/{flow.ids[1].hex()}" in links
+    assert HOSTILE in texts(tree) and "followed by" in texts(tree)
+    boxes = [one for one in tree.iter(f"{SVG}rect") if one.get("rx")]
+    assert [one.get("stroke-width") for one in boxes] == ["3", "1", "1"]
+    alone = client.enqueue("one", b"z")
+    assert client.get(alone).flow is None and "/ui/flow?" not in http.get(f"/ui/tasks/{alone.hex()}").text
+    flow.cancel()
+
+
 def test_a_page_of_flows_refuses_what_does_not_exist(served: tuple[Client, httpx.Client]) -> None:
     """A state that flows do not have, and an unknown flow."""
     _, http = served

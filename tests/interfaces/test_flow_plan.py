@@ -94,6 +94,12 @@ def test_a_repeat_is_the_same_and_another_request_has_no_id_in_common() -> None:
     assert set(one.ids).isdisjoint(plan_of(asked({"queue": "q"}), make_id(1_000_000, 3, 77, 6)).ids)
 
 
+def test_each_task_names_its_flow() -> None:
+    """So the page of a task leads to the flow. Joins are no tasks of the flow."""
+    plan = plan_of(asked({"queue": "q"}, {"queue": "q", "after": [0]}, on_done={"queue": "last"}))
+    assert [task_header(body)[0].get("flow") for _, body, _ in plan.runs] == [FLOW, FLOW, FLOW, None]
+
+
 def test_times_and_keys_are_in_the_ids() -> None:
     """A delay counts from the flow's id; a task with an ordering key lies in the partition of its key."""
     late, keyed = plan_of(asked({"queue": "q", "delay_ms": 500}, {"queue": "q", "ordering_key": "k"})).ids

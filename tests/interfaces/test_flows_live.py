@@ -13,6 +13,8 @@ import pytest
 import onyxq
 from onyxq import AsyncClient, Client, Step
 from onyxq.client import FlowHandle
+from onyxq.core.facts import pack_task, unpack_task
+from onyxq.core.task_headers import FLOW
 from onyxq.errors import AlreadyFinished, BadRequest, Conflict, NotFound, TimedOut
 from onyxq.interfaces.cli.main import run
 from onyxq.operations.flow.plan import planned
@@ -82,7 +84,9 @@ def test_a_flow_that_was_stored_in_part_is_completed_by_a_repeat(live: Live, cli
     tasks = [{"queue": queue, "data": b"a"}, {"queue": queue, "data": b"b", "after": [0]}]
     asked = MAKE_FLOW.decode({"id": client.make_ids(1)[0], "tasks": tasks})
     plan = planned(asked, asked.id, client.partition_count())
-    assert live.wire.call("enqueue", {"runs": [list(run[:2]) for run in plan.runs[:1]]})["acks"] == [1]
+    first, run = plan.runs[0].id, unpack_task(plan.runs[0].body)
+    body = pack_task({name: value for name, value in run.header.items() if name != FLOW}, run.all_payloads())
+    assert live.wire.call("enqueue", {"runs": [[first, body]]})["acks"] == [1]
     assert work(client, queue) == b"a"
     with pytest.raises(NotFound):
         client.flow(asked.id)

@@ -1,4 +1,4 @@
-"""All flows, and one flow as a graph of its tasks."""
+"""All flows, one flow as a graph of its tasks, and the flow of one task."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from attrs import define, field
+from attrs import define, field, frozen
 from starlette.responses import Response
 
+from onyxq.core.errors import Forbidden, NotFound
 from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, filtered, shows
 from onyxq.interfaces.dashboard.rendering import Tab, link, page
 from onyxq.interfaces.dashboard.tasks import UNFINISHED
@@ -33,6 +34,21 @@ COLOURS: Mapping[str, tuple[str, str]] = {
 PLAIN = ("var(--raised)", "var(--text)")
 URGENCY = ("failed", "claimed", "ready", "scheduled", "waiting", "cancelled", "completed", "purged")
 """A node has the first of these states that one of its tasks has."""
+
+
+GRAPH_TASKS_MAX = 1_000
+"""Most tasks of a flow whose graph is on the page of each task."""
+FOLLOWERS_SHOWN = 20
+
+
+@frozen
+class FlowOfTask:
+    """The flow of a task, as the task's page shows it."""
+
+    flow: Mapping[str, Any]
+    graph: Graph | None
+    followers: list[bytes]
+    """The first tasks that start after the task."""
 
 
 @define(eq=False)
@@ -78,6 +94,8 @@ class Graph:
     lines: list[tuple[Node, Node]]
     width: int
     height: int
+    size: tuple[int, int] = (WIDTH, HEIGHT)
+    """Width and height of a node."""
 
 
 def graph_of(tasks: Sequence[Mapping[str, Any]], on_done: bytes | None) -> Graph | None:
@@ -107,6 +125,22 @@ def graph_of(tasks: Sequence[Mapping[str, Any]], on_done: bytes | None) -> Graph
         rows[node.depth] += 1
     width = (max(rows, default=0) + 1) * (WIDTH + GAP_X) - GAP_X + 2
     return Graph([*nodes.values()], [*lines.values()], width, max(rows.values(), default=1) * (HEIGHT + GAP_Y))
+
+
+async def flow_of(call: Call, task: Mapping[str, Any]) -> FlowOfTask | None:
+    """Return the flow of a task; None if it has none, or if the flow is gone or the caller may not see it."""
+    if task["flow"] is None:
+        return None
+    try:
+        flow: dict[str, Any] = await call.ask("flow.get", id=task["flow"], limit=GRAPH_TASKS_MAX)
+    except (NotFound, Forbidden):
+        return None
+    tasks = flow["tasks"]
+    if sum(flow["counts"].values()) > len(tasks):
+        return FlowOfTask(flow, None, [])
+    place = next((place for place, one in enumerate(tasks) if one["id"] == task["id"]), None)
+    followers = [one["id"] for one in tasks if place in one["after"]]
+    return FlowOfTask(flow, graph_of(tasks, flow["on_done"]), followers[:FOLLOWERS_SHOWN])
 
 
 class FlowsPage(PageArgs):
@@ -156,7 +190,6 @@ async def get_flow(call: Call) -> Response:
         has_ended=flow["state"] in ("completed", "failed", "cancelled"),
         unfinished=sum(flow["counts"].get(name, 0) for name in UNFINISHED),
         graph=graph_of(tasks, flow["on_done"]),
-        size=(WIDTH, HEIGHT),
         tasks=tasks[:TASKS_SHOWN_MAX],
         left=max(0, len(tasks) - TASKS_SHOWN_MAX),
     )

@@ -16,6 +16,7 @@ from onyxq.core.limits import FLOWS_QUEUE, TIMERS_QUEUE, TaskIdBytes
 from onyxq.history import words
 from onyxq.history.explain import from_log, from_store, lines, merged
 from onyxq.interfaces.dashboard.calls import title
+from onyxq.interfaces.dashboard.flows import flow_of
 from onyxq.interfaces.dashboard.page import PageArgs, shows
 from onyxq.interfaces.dashboard.rendering import HEADERS, link, page, rendered
 from onyxq.interfaces.dashboard.tasks import UNFINISHED
@@ -156,6 +157,7 @@ async def get_task(call: Call) -> Response:
         shown_updates=UPDATES_SHOWN,
         story=lines(merged(from_store(task_id, known))),
         since=None,
+        flow=await flow_of(call, task),
         reads_log=call.kit.past.records_to(position) <= READ_AT_ONCE,
     )
 

@@ -22,7 +22,7 @@ from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, Run, TaskId, ids_of, make_id, ms_of, offset_of
 from onyxq.core.limits import DEPENDS_MAX, FLOW_JOINS_QUEUE, FLOWS_QUEUE, RUN_BYTES_MAX
 from onyxq.core.queue_settings import check_writable
-from onyxq.core.task_headers import CALLBACK, JOINS
+from onyxq.core.task_headers import CALLBACK, FLOW, JOINS
 from onyxq.operations.table.enqueue import NewRun
 from onyxq.operations.table.flow import FLOW_TASKS_MAX, FlowTask, MakeFlow
 from onyxq.operations.table.operation import plain
@@ -165,6 +165,7 @@ class _Maker:
         self.digest = digest
         self.runs: list[NewRun] = []
         self.recorded: list[RecordedRun] = []
+        self._flow = flow_id
         self._flow_ms = ms_of(flow_id)
         self._maker = maker_of(flow_id, digest)
         self._partitions = partitions
@@ -177,7 +178,7 @@ class _Maker:
 
     def add(self, tasks: Sequence[FlowTask], depends: Sequence[TaskId], after: list[int]) -> list[TaskId]:
         """Add tasks that are alike as a run, and return their ids."""
-        header = _header_of(tasks[0], depends)
+        header = _header_of(tasks[0], depends, self._flow)
         at_ms, key = tasks[0].at_ms, tasks[0].ordering_key
         due_ms = self._flow_ms + (tasks[0].delay_ms or 0) if at_ms is None else max(at_ms, self._flow_ms)
         there = None if key is None else partition_of_keys(tasks[0].queue, key, self._partitions)
@@ -204,8 +205,8 @@ class _Maker:
         return first
 
 
-def _header_of(task: FlowTask, depends: Sequence[TaskId]) -> dict[str, Any]:
-    """Return the header of a task's run: the options that differ from the defaults, sorted by name."""
+def _header_of(task: FlowTask, depends: Sequence[TaskId], flow: TaskId) -> dict[str, Any]:
+    """Return the header of a task's run: the flow, and options that differ from the defaults, sorted by name."""
     header: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(task, name)) is not None}
     if task.format != "bytes":
         header["format"] = task.format
@@ -219,7 +220,7 @@ def _header_of(task: FlowTask, depends: Sequence[TaskId]) -> dict[str, Any]:
         header[CALLBACK] = plain(task.callback)
     if depends:
         header["depends"] = list(depends)
-    header["queue"] = task.queue
+    header |= {FLOW: flow, "queue": task.queue}
     return dict(sorted(header.items()))
 
 

@@ -111,13 +111,12 @@ class TaskView(Result):
     unique_until: Annotated[
         UniqueUntil | None, Meta(description="When its unique key is free again; null: it has none.")
     ] = None
-    unique_period_ms: Annotated[
-        int | None, Meta(description="Length of the periods of its unique key. Each period has one task.")
-    ] = None
+    unique_period_ms: Annotated[int | None, Meta(description="Its unique key has one task in each such period.")] = None
     on_conflict: Annotated[
         OnConflict | None, Meta(description="What its enqueue was to do to another task of its unique key.")
     ] = None
     callback: Annotated[CallbackView | None, Meta(description="Its callback, and the state of the delivery.")] = None
+    flow: Annotated[TaskIdBytes | None, Meta(description="Id of its flow; null: it is not a task of a flow.")] = None
 
     @property
     def attempt(self) -> str:
