@@ -20,7 +20,7 @@ from onyxq.client.options import refuse_unknown, takes
 from onyxq.client.policy import ENQUEUE_DEFAULTS, NOW, EnqueueOptions, Policy, When, with_keys
 from onyxq.client.pool import RETRYABLE, Backoff, Group, Pool
 from onyxq.client.single import Single, Singles, about, named_by_caller, refusals, time_for, told
-from onyxq.client.values import as_id
+from onyxq.client.values import as_id, not_bytes
 from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, TooLarge, Unavailable
 from onyxq.core.facts import TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.core.ids import (
@@ -439,7 +439,7 @@ def check_payloads(payloads: Sequence[bytes]) -> None:
     """Raise `BadRequest` unless all are bytes, `TooLarge` if one is over the limit."""
     for payload in payloads:
         if type(payload) is not bytes:
-            raise BadRequest(f"a payload is bytes, not {type(payload).__name__}", field="data")
+            raise not_bytes(payload)
         if len(payload) > TASK_BYTES_MAX:
             raise TooLarge(f"a payload of {len(payload)} bytes; at most {TASK_BYTES_MAX}", field="data")
 

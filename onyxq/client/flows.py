@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, Unpack
 
 from onyxq.client.policy import Policy, StepOptions, When
+from onyxq.client.values import not_bytes
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import DEPENDS_MAX
@@ -42,7 +43,7 @@ class Step:
             if name not in OPTIONS:
                 raise BadRequest(f"a step has no option {name!r}; there are {', '.join(sorted(OPTIONS))}", field=name)
         if type(payload) is not bytes:
-            raise BadRequest(f"a payload is bytes, not {type(payload).__name__}", field="data")
+            raise not_bytes(payload)
         self.queue = queue
         self.payload = payload
         self._policy, self.when = Policy.of(queue, {"trace": carried(), **options})

@@ -151,6 +151,14 @@ def wrong(field: str, expected: str, value: Any) -> BadRequest:
     return BadRequest(f"{field} must be {expected}, not {shown}", field=field)
 
 
+def not_bytes(payload: object) -> BadRequest:
+    """Return the error for a payload that is not bytes, with what to write instead."""
+    hint = 'Encode it: json.dumps(value).encode(), with format="json". An App takes any arguments of its functions.'
+    if isinstance(payload, str):
+        hint = 'Encode it: text.encode(); for JSON add format="json".'
+    return BadRequest(f"a payload is bytes, not {type(payload).__name__}", field="data", hint=hint)
+
+
 def as_id(value: bytes | str) -> TaskId:
     """Return a task id from its 20 bytes or 40 hex digits; raise `BadRequest` for anything else."""
     if isinstance(value, str) and _HEX.fullmatch(value):

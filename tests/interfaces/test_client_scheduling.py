@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from onyxq.client import OF_QUEUE, AsyncClient
+from onyxq.client import OF_QUEUE, AsyncClient, Step
 from onyxq.client.policy import Policy
 from onyxq.core.facts import partition_of_keys, task_header
 from onyxq.core.ids import TaskId, make_id, ms_of, partition_of
@@ -222,6 +222,20 @@ async def test_what_no_server_would_take_is_not_sent(
                 await call
             assert refused.value.field == field
     assert runs_sent(peer) == []
+
+
+@pytest.mark.parametrize(("payload", "hint"), [({"to": "ann"}, "json.dumps(value).encode()"), ("ann", "text.encode()")])
+@played
+async def test_a_payload_that_is_not_bytes_is_answered_with_how_to_encode_it(
+    client: AsyncClient, payload: Any, hint: str
+) -> None:
+    """This is so for each call that takes one."""
+    with pytest.raises(BadRequest, match="a payload is bytes") as refused:
+        await client.enqueue("a", payload)
+    assert hint in refused.value.advice and 'format="json"' in refused.value.advice
+    with pytest.raises(BadRequest) as refused:
+        Step("a", payload)
+    assert hint in refused.value.advice
 
 
 @played
