@@ -121,7 +121,8 @@ def milliseconds(value: datetime.datetime) -> int:
 
 
 def _packed(value: Any) -> bytes:
-    data: bytes = msgpack.packb(value, default=_extended, strict_types=True)
+    # Twice as fast as `msgpack.packb`, which passes keywords on.
+    data: bytes = msgpack.Packer(default=_extended, strict_types=True).pack(value)
     return data
 
 
