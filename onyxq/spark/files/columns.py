@@ -154,7 +154,7 @@ def fitter(kind: Any, *, nullable: bool = True) -> Convert:
 
 def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
     """Return a function from a segment to the list of its columns' values; ``drop_others`` ignores other fields."""
-    fitters = [(part.name, within(part.name, _of_part, part), part.nullable) for part in fields]
+    fitters = [(part.name, _plain(part.type), within(part.name, _of_part, part), part.nullable) for part in fields]
     names = frozenset(name for name, *_ in fitters)
 
     def fit(segment: Any) -> list[Any]:
@@ -165,14 +165,24 @@ def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
             raise Unfit(str(other), f"is not one of the columns: {', '.join(sorted(names))}")
         row: list[Any] = []
         try:
-            for name, convert, nullable in fitters:
+            for name, plain, convert, nullable in fitters:
                 value = segment.get(name)
-                row.append(None if value is None and nullable else convert(value))
+                if type(value) is plain or (value is None and nullable):
+                    row.append(value)
+                else:
+                    row.append(convert(value))
         except Unfit as error:
             raise _placed(fitters[len(row)][0], error) from None
         return row
 
     return fit
+
+
+def _plain(kind: Any) -> type[Any] | None:
+    """Return the type of Python whose values a column takes unchanged, each of them; None if there is none."""
+    if types.is_float64(kind):
+        return float
+    return next((python for fits, python, _ in _PLAIN if fits(kind)), None)
 
 
 def _of_part(part: Any) -> Convert:
@@ -335,14 +345,18 @@ def _structs(kind: Any) -> Convert:
     return fit
 
 
+_PLAIN: tuple[tuple[Callable[[Any], bool], type[Any], str], ...] = (
+    (types.is_boolean, bool, "a bool"),
+    (types.is_string, str, "a string"),
+    (types.is_binary, bytes, "bytes"),
+    (types.is_date32, datetime.date, "a date"),
+)
+"""Types of columns that take every value of a type unchanged, and no other value; what an error calls the type."""
 _FITTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Convert]], ...] = (
     (types.is_null, lambda _: lambda value: _refuse(value, "must be None")),
-    (types.is_boolean, _exactly(bool, "a bool")),
+    *((fits, _exactly(python, words)) for fits, python, words in _PLAIN),
     (types.is_signed_integer, _integers),
     (lambda kind: types.is_float32(kind) or types.is_float64(kind), _floats),
-    (types.is_string, _exactly(str, "a string")),
-    (types.is_binary, _exactly(bytes, "bytes")),
-    (types.is_date32, _exactly(datetime.date, "a date")),
     (types.is_timestamp, _timestamps),
     (types.is_decimal, _decimals),
     (types.is_list, _lists),
