@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from onyxq.core.ids import ID_BYTES
 from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.fields import PARTS_MAX
 from onyxq.jobs.model import Condition, Function, Input, Job, Lifecycle, Output
 from onyxq.jobs.values import unpack
 from onyxq.spark.failures import Failure, TaskFailed, of_exception, of_text
@@ -99,6 +100,15 @@ def test_the_way_to_one_output_does_not_depend_on_who_else_is_waited_for() -> No
     both = fused(Job(workflow=workflow, catalog=catalog)).segment(SOURCE, 1)
     one = fused(Job(workflow=workflow[:2], catalog=catalog[:3])).segment(SOURCE, 1)
     assert next(lineage for out, lineage, _ in both if out == "a") == one[0][1]
+
+
+def test_a_segment_passes_the_longest_chain_of_tasks() -> None:
+    """A step calls the next one: the largest catalog must fit into Python's stack, with room for a function."""
+    names = ["in", *(f"f{place}" for place in range(PARTS_MAX - 2)), "out"]
+    functions = [Function(name, f"{HERE}:same") for name in names[1:-1]]
+    catalog = [Input("in", format="rate"), *functions, Output("out", format="json", path="/x")]
+    region = fused(Job(workflow=list(zip(names, names[1:], strict=False)), catalog=catalog))
+    assert values(region.segment(SOURCE, 5)) == [5]
 
 
 def test_a_segment_may_be_for_one_task_alone() -> None:

@@ -7,9 +7,9 @@ machine and Python. What leaves the region is a row for a cut or an output, with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
@@ -91,10 +91,12 @@ class Fused:
         self.way = way_of(job, region)
         self._lifecycles = Lifecycles(job, known or {"job": job.id})
         names = (region.entry, *region.tasks)
-        self._steps = {name: _Step(job, region, name, self._lifecycles, self.way) for name in names}
+        self._steps: dict[str, _Step] = {}
+        for name in reversed(names):  # The tasks after each one come first.
+            self._steps[name] = _Step(job, region, name, self._lifecycles, self.way, self._steps)
         self._carries = carries_letters(job, region)
         outputs = dict.fromkeys(to for _, to in region.wanted if isinstance(job.task(to), Output))
-        self._names = (*self._steps, *outputs)
+        self._names = (*names, *outputs)
 
     def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any], *, letters: bool = False) -> Iterator[Row]:
         """Yield the rows of all segments of a part of a batch, with calls of lifecycles before and after it.
@@ -124,102 +126,121 @@ class Fused:
         conditions of the entry.
         """
         found: list[Row] = []
-        waiting = self._left(self._region.entry, lineage, segment, found, only, again=again)
-        waiting.reverse()
-        while waiting:
-            name, lineage, segment = waiting.pop()
-            waiting += reversed(self._left(name, lineage, segment, found))
+        self._steps[self._region.entry].take(lineage, segment, found, only, again)
         return found
 
-    def _left(
-        self, name: str, lineage: bytes, segment: Any, found: list[Row], only: str = "", *, again: bool = False
-    ) -> list[tuple[str, bytes, Any]]:
-        """Run a task on a segment.
 
-        Results that leave the region are added to ``found``, the others are returned. A segment at which the task
-        fails has one result, its dead letter.
-        """
-        step, staying, before = self._steps[name], [], len(found)
-        kept = step.kept(segment)
-        try:
-            for ordinal, (to, made) in enumerate([(only, segment)] if again else step.routes(segment)):
-                edge = step.edges.get(to)
-                if edge is None or (only and to != only):
-                    assert not again, "a letter fits the definition of its job"
-                    continue  # The task has no wanted edge in this region, or the segment is not for it.
-                number, leaves = edge
-                after = child(lineage, number, ordinal)
-                if leaves:
-                    found.append((to, after, step.packed(made)))
-                else:
-                    staying.append((to, after, made))
-        except Exception as error:
-            del found[before:]
-            letter = step.letter(error, segment if kept is None else unpack(kept))
-            found.append((rows.LETTER, of_letter(lineage, self.way, name), pack(letter)))
-            return []
-        return staying
+_Way: TypeAlias = "tuple[str, int, int, _Step | None]"
+"""The next task, the edge's index in the workflow, the place of the edge among those that a value takes, and the step
+of the next task; None if the edge leaves the region.
+"""
+_Sent: TypeAlias = tuple[Any, int, tuple[_Way, ...]]
+"""A value that a task made, the ordinal (`child`) of its first way, and its ways."""
 
 
 class _Step:
     """One task of a region."""
 
-    def __init__(self, job: Job, region: Region, name: str, lifecycles: Lifecycles, way: str) -> None:
+    def __init__(
+        self, job: Job, region: Region, name: str, lifecycles: Lifecycles, way: str, steps: Mapping[str, _Step]
+    ) -> None:
+        """``steps``: those of the tasks after it."""
         self._name = name
         self._lifecycles = lifecycles
         self._way = way
         edges = [edge for edge in region.edges if edge[0] == name]
-        self.edges = {edge[1]: (job.workflow.index(edge), edge in region.wanted) for edge in edges}
-        """The tasks after it that matter here -> the edge's index in the workflow, and whether it leaves the region."""
+        places = {edge: (job.workflow.index(edge), None if edge in region.wanted else steps[edge[1]]) for edge in edges}
+        self._ways: dict[str, tuple[_Way, ...]] = {to: ((to, n, 0, then),) for (_, to), (n, then) in places.items()}
+        """The tasks after it that matter here -> the way of a value that goes to this task alone."""
         task = job.task(name)
         self._lettered = isinstance(task, Function) and wanted(job, name)
-        self._params = dict(task.params) if isinstance(task, Function) else {}
+        """Whether segments at which it fails become dead letters."""
         self._fn: Callable[..., Any] | None = None
         self._called = _called(task.fn) if isinstance(task, Function) else name
         try:
             self._conditions = flow_conditions.compiled(job, name, resolve)
             if isinstance(task, Function):
-                self._fn = resolve(task.fn, f"catalog[{job.catalog.index(task)}].fn")
+                fn = resolve(task.fn, f"catalog[{job.catalog.index(task)}].fn")
+                self._fn = partial(fn, **task.params) if task.params else fn
         except BadRequest as error:
             raise of_task(error, task=name, segment=None, restart=False) from error
+        always = [
+            (to, n, place, then)
+            for place, to in enumerate(self._conditions.always)
+            for _, n, _, then in self._ways.get(to, ())
+        ]
+        self._free = None if self._conditions.rules else tuple(always)
+        """The ways of each value that the task makes; None if conditions decide."""
 
-    def routes(self, segment: Any) -> list[flow_conditions.Route]:
-        """Return what the task makes of a segment, and where each result goes.
+    def take(self, lineage: bytes, segment: Any, found: list[Row], only: str = "", again: bool = False) -> None:
+        """Run the task on a segment, then the tasks after it on what it made; add the rows that leave the region.
+
+        A segment at which the task fails has one row, its dead letter.
+        """
+        before = len(found)
+        staying: list[tuple[_Step, bytes, Any]] = []
+        kept = self._kept(segment) if self._lettered else None
+        try:
+            # A dead letter goes to the task at which it failed; conditions do not count.
+            sent = [(segment, 0, self._ways[only])] if again else self._sent(segment)
+            for made, first, ways in sent:
+                for to, number, place, then in ways:
+                    if only and to != only:
+                        continue  # The segment is not for this task.
+                    after = child(lineage, number, first + place)
+                    if then is None:
+                        found.append((to, after, self._packed(made)))
+                    else:
+                        staying.append((then, after, made))
+        except Exception as error:
+            del found[before:]
+            letter = self._letter(error, segment if kept is None else unpack(kept))
+            found.append((rows.LETTER, of_letter(lineage, self._way, self._name), pack(letter)))
+            return
+        for then, after, made in staying:
+            then.take(after, made, found)
+
+    def _sent(self, segment: Any) -> list[_Sent]:
+        """Return what the task makes of a segment, and which ways it goes.
 
         An input or a cut returns the segment itself. Raises what the task's functions raise.
         """
-        made = [segment] if self._fn is None else self._made(segment)
-        return [route for one in made for route in flow_conditions.routes(self._conditions, one, made, segment)]
+        made = segment
+        if self._fn is not None:
+            try:
+                made = self._fn(segment)
+            except Exception as error:
+                made = error
+            if made is None:
+                return []
+        if isinstance(made, list) and self._fn is not None:
+            all_new = made
+        elif self._free is not None and not isinstance(made, Exception):
+            return [(made, 0, self._free)]
+        else:
+            all_new = [made]
+        routes = [route for one in all_new for route in flow_conditions.routes(self._conditions, one, all_new, segment)]
+        return [(one, ordinal, self._ways[to]) for ordinal, (to, one) in enumerate(routes) if to in self._ways]
 
-    def kept(self, segment: Any) -> bytes | None:
+    def _kept(self, segment: Any) -> bytes | None:
         """Return the bytes of a segment that its function may change, although it may become a dead letter."""
-        if not self._lettered:
-            return None
         try:
             return pack(segment)
         except Unfit:
             return None
 
-    def letter(self, error: Exception, segment: Any) -> dict[str, Any]:
+    def _letter(self, error: Exception, segment: Any) -> dict[str, Any]:
         """Return the dead letter of a segment at which the task raised an exception; raises `TaskFailed`."""
         if not self._lettered:
             raise self._lifecycles.failed(self._name, error, segment) from error
         return self._lifecycles.letter(self._name, error, segment, self._way)
 
-    def packed(self, made: Any) -> bytes:
+    def _packed(self, made: Any) -> bytes:
         """Return the bytes of a value that the task made; raises `Unfit`, which names its function."""
         try:
             return pack(made)
         except Unfit as error:
             raise Unfit(f"{self._called} returned", error.message) from None
-
-    def _made(self, segment: Any) -> list[Any]:
-        assert self._fn is not None
-        try:
-            made = self._fn(segment, **self._params)
-        except Exception as error:
-            return [error]
-        return made if isinstance(made, list) else [] if made is None else [made]
 
 
 def _called(fn: Ref) -> str:
