@@ -19,6 +19,7 @@ import pyarrow
 
 from onyxq.errors import BadRequest
 from onyxq.jobs.values import pack, unpack_all
+from onyxq.spark.files.columns import plain_rows, row_fitter
 from onyxq.spark.files.formats import WRITERS, check_schema, described
 from onyxq.spark.files.staging import Folder
 from onyxq.spark.queues.options import QueueOutput
@@ -173,6 +174,16 @@ def test_columns_of_parquet(made: Rows) -> None:
     """With a schema."""
     data = file_of("parquet", made.rows, made.arrow)
     assert data is None or alike(from_parquet(data), made.rows)
+
+
+@EXAMPLES
+@given(rows(nested=False))
+def test_plain_rows_are_those_that_no_column_changes(made: Rows) -> None:
+    """The way without `row_fitter` takes no row that it would refuse or change."""
+    plain, fit = plain_rows(made.arrow), row_fitter(made.arrow)
+    for row in made.rows:
+        found = plain(row)
+        assert found is None or alike(list(found), fit(row))
 
 
 @EXAMPLES

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy
 import pyarrow
 import pytest
 from attrs import evolve
@@ -54,6 +55,9 @@ SCHEMA = pyarrow.schema(
 )
 """What the sink gets: columns of two frames, the segments of a cut, the rows of an input, and the end of all inputs."""
 CALLED: list[str] = []
+REUSED: dict[str, Any] = {}
+LINEAGES = {"outputs": '{"q": {}}'}
+"""Option of a sink with a queue, whose tasks get ids that are made of lineages."""
 
 
 def called(known: dict[str, Any]) -> None:
@@ -64,6 +68,49 @@ def called(known: dict[str, Any]) -> None:
 def failing(segment: Any) -> Any:
     """Fail at every segment."""
     raise ValueError("it fails")
+
+
+def several(segment: Any) -> Any:
+    """Return values that files take as they are, and others, as functions of users do."""
+    number = segment["n"]
+    made = [{"n": number}, {"n": numpy.int64(number)}, OrderedDict(n=number), {}, {"n": None}]
+    return [None, *made[:3], made[2:], made][number]
+
+
+def reused(segment: Any) -> Any:
+    """Return the same dict each time."""
+    REUSED["n"] = segment["n"]
+    return [REUSED, REUSED]
+
+
+def more_fields(segment: Any) -> Any:
+    """Return a field that no column takes."""
+    return {"n": 1, "other": 2}
+
+
+def another_field(segment: Any) -> Any:
+    """Return a field that no column takes, instead of the one that there is."""
+    return {"other": 2}
+
+
+def a_bool(segment: Any) -> Any:
+    """Return what is an integer to Python, but not to columns."""
+    return {"n": True}
+
+
+def too_large(segment: Any) -> Any:
+    """Return an integer of more than 64 bits."""
+    return {"n": 1 << 63}
+
+
+def unpackable(segment: Any) -> Any:
+    """Return what no segment can hold."""
+    return {"n": object()}
+
+
+def an_error(segment: Any) -> Any:
+    """Return an exception, which counts as raised."""
+    return [{"n": 1}, ValueError("returned")]
 
 
 def job(**more: Any) -> Job:
@@ -82,11 +129,17 @@ def job(**more: Any) -> Job:
     )
 
 
-def sink(folder: Path, made: Job | None = None) -> tuple[Routed, dict[str, Folder]]:
-    """Return the sink of the job, and its outputs."""
+def job_with(fn: str) -> Job:
+    """Return the job with another function of this module."""
+    made = [evolve(one, fn=f"{__name__}:{fn}") if isinstance(one, Function) else one for one in job().catalog]
+    return evolve(job(), catalog=made)
+
+
+def sink(folder: Path, made: Job | None = None, **more: str) -> tuple[Routed, dict[str, Folder]]:
+    """Return the sink of the job, and its outputs; ``more``: further options."""
     outs = {name: Folder(name, "parquet", str(folder / name), {}, described(NUMBERS)) for name in "ab"}
     options = regions_of(encode(made or job()), STRUCTS)
-    return Routed(outs, {"job": JOB, "version": "1", **options}), outs
+    return Routed(outs, {"job": JOB, "version": "1", **options, **more}), outs
 
 
 def row(column: str, number: int, part: int = 0) -> dict[str, Any]:
@@ -172,7 +225,7 @@ def test_columns_do_not_keep_the_nulls_of_other_columns_in_memory() -> None:
 
 def test_rows_of_all_parts_and_inputs_have_lineages_of_their_own(tmp_path: Path) -> None:
     """One task of Spark may get several parts of both inputs, and a batch may begin and end within a part."""
-    routed, outs = sink(tmp_path)
+    routed, outs = sink(tmp_path, None, **LINEAGES)
     parts = [("rows", 0, 5), ("segments", 0, 3), ("rows", 1, 2), ("rows", 2, 4)]
     given_rows = [row(name, 100 * part + number, part) for name, part, count in parts for number in range(count)]
     batches = [batch(given_rows[:3]), batch(given_rows[3:9]), batch(given_rows[9:])]
@@ -211,13 +264,39 @@ def test_a_batch_with_more_lineages_than_rows_is_refused(monkeypatch: pytest.Mon
 
 def test_a_function_that_fails_in_the_sink_is_named(tmp_path: Path) -> None:
     """The error is the task's, with its segment and the user's line, not the output's."""
-    catalog = [evolve(one, fn=f"{__name__}:failing") if isinstance(one, Function) else one for one in job().catalog]
-    routed, outs = sink(tmp_path, evolve(job(), catalog=catalog))
+    routed, outs = sink(tmp_path, job_with("failing"))
     with pytest.raises(TaskFailed) as caught:
         written_by(routed, outs, [batch([row("one", 1), row("rows", 5)])])
     failure = caught.value.failure
     assert (failure.task, failure.segment) == ("f", "{'n': 5}")
     assert 'raise ValueError("it fails")' in failure.traceback and "outputs.py" not in failure.traceback
+
+
+@pytest.mark.parametrize(
+    "fn",
+    ["several", "reused", "failing", "more_fields", "another_field", "a_bool", "too_large", "unpackable", "an_error"],
+)
+def test_values_without_lineage_are_written_as_those_with_one(tmp_path: Path, fn: str) -> None:
+    """Files take plain values as functions return them, and all others from their bytes."""
+
+    def outcome(**options: str) -> Any:
+        routed, outs = sink(tmp_path / str(len(options)), job_with(fn), **options)
+        try:
+            return written_by(routed, outs, [batch([row("rows", number) for number in range(6)])])
+        except TaskFailed as error:
+            return error.failure.task, error.failure.segment, error.failure.error
+
+    assert outcome() == outcome(**LINEAGES)
+
+
+def test_files_take_plain_values_before_they_are_packed(tmp_path: Path) -> None:
+    """No row is left for the sink: the region has written all, each once."""
+    routed, outs = sink(tmp_path, job_with("reused"))
+    task = Staging(outs, job=JOB, batch=0, part=0)
+    assert list(routed._rows([batch([row("rows", number) for number in range(3)])], task)) == []
+    (file,) = task.finish()
+    found = parquet.ParquetFile(tmp_path / "b" / "_onyxq" / JOB / file.name).read()["n"].to_pylist()
+    assert found == [0, 0, 1, 1, 2, 2]
 
 
 def test_lifecycles_are_called_around_the_rows_of_each_input(tmp_path: Path) -> None:

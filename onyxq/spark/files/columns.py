@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import contains, itemgetter
 from typing import Any, TypeAlias
 
 import pyarrow
@@ -31,6 +32,8 @@ _NO_VALUE = (ValueError, OverflowError, pyarrow.ArrowException)
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _WHOLE_FLOAT_MAX = 1 << 53
+INTEGERS = (-(1 << 63), (1 << 63) - 1)
+"""The least and the greatest integer of 64 bits."""
 TIMESTAMPS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The first and the last time of Python's calendar, in microseconds."""
 
@@ -176,6 +179,40 @@ def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
         return row
 
     return fit
+
+
+def plain_rows(fields: Any) -> Callable[[Any], tuple[Any, ...] | None]:
+    """Return a function from a segment to its columns' values, if the columns ``fields`` take these unchanged.
+
+    The function returns None for a segment with other fields, or with a value that `row_fitter` has to look at.
+    """
+    names = fields.names
+    pick: Convert = itemgetter(*names) if len(names) > 1 else lambda segment: tuple(segment[name] for name in names)
+    integers = [place for place, part in enumerate(fields) if types.is_int64(part.type)]
+    allowed = [_plain_types(part) for part in fields]
+
+    def plain(segment: Any) -> tuple[Any, ...] | None:
+        if type(segment) is not dict or len(segment) != len(names):
+            return None
+        try:
+            row: tuple[Any, ...] = pick(segment)
+        except KeyError:
+            return None
+        if not all(map(contains, allowed, map(type, row))):
+            return None
+        for place in integers:
+            value = row[place]
+            if value is not None and not INTEGERS[0] <= value <= INTEGERS[1]:
+                return None
+        return row
+
+    return plain
+
+
+def _plain_types(part: Any) -> frozenset[type[Any] | None]:
+    """Return the types of values that a column takes unchanged; integers must fit into 64 bits."""
+    found = int if types.is_int64(part.type) else _plain(part.type)
+    return frozenset({found, type(None)} if part.nullable else {found})
 
 
 def _plain(kind: Any) -> type[Any] | None:
@@ -365,7 +402,7 @@ _FITTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Convert]], ...] = (
 )
 
 
-def table(fields: Any, rows: list[list[Any]]) -> Any:
+def table(fields: Any, rows: Sequence[Sequence[Any]]) -> Any:
     """Return an Arrow table of rows in the form of `row_fitter`; ``fields``: its schema."""
     columns = zip(*rows, strict=True) if rows and len(fields) else [()] * len(fields)
     arrays = [pyarrow.array(values, part.type) for values, part in zip(columns, fields, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from pyarrow import parquet
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.options import CORRUPT, TABLES
 from onyxq.jobs.values import Unfit, called, encode_json, pack, parts, to_json, unpack, unpack_all
-from onyxq.spark.files.columns import Columns, check_names, row_fitter, segments, table, united, within
+from onyxq.spark.files.columns import Columns, check_names, plain_rows, row_fitter, segments, table, united, within
 from onyxq.spark.files.messages import encoder
 from onyxq.spark.files.texts import csv_form, csv_name, json_form
 
@@ -69,6 +69,9 @@ class Writer(Protocol):
     def add(self, payload: bytes) -> None:
         """Write one packed segment; raises `BadRequest` if it does not fit."""
 
+    def take(self, value: Any) -> bool:
+        """Write a segment that is not packed, if that needs no change of its values; return whether it was written."""
+
     def add_batch(self, batch: Any) -> None:
         """Write the rows of an Arrow batch that has the columns of the output's schema."""
 
@@ -89,6 +92,9 @@ class _BySegment:
 
     def add(self, payload: bytes) -> None:
         raise NotImplementedError
+
+    def take(self, value: Any) -> bool:
+        return False
 
     def add_batch(self, batch: Any) -> None:
         try:
@@ -215,7 +221,7 @@ class Parquet:
         grows = not whole and (not known or output.options.get("other_fields") == "add")
         self._columns = Columns() if grows else None
         self._hint = "" if output.schema else _FOUND if found else _NO_SCHEMA
-        self._rows: list[list[Any]] = []
+        self._rows: list[Sequence[Any]] = []
         self._batches: list[Any] = []
         """Arrow batches that are not in the file yet."""
         self._unwritten = 0
@@ -239,6 +245,7 @@ class Parquet:
         self._schema = schema
         drop = self._output.options.get("other_fields") == "drop"
         self._fit = self._fitting(lambda: row_fitter(schema, drop_others=drop))
+        self._plain = plain_rows(schema)
         settings: Mapping[str, Any] = {"compression": self._output.options.get("compression", "snappy")}
         if self._output.format in TABLES:
             settings = _READ_ONCE
@@ -262,6 +269,16 @@ class Parquet:
             self._fitting(self._look_at, segment)
             self._kept.write(payload)
             self._unwritten += len(payload)
+
+    def take(self, value: Any) -> bool:
+        """Write a segment that is not packed, if it has exactly the columns, and values that they take unchanged."""
+        row = None if self._columns is not None else self._plain(value)
+        if row is None:
+            return False
+        self._rows.append(row)
+        if len(self._rows) >= ROWS_MAX:
+            self._flush()
+        return True
 
     def add_batch(self, batch: Any) -> None:
         """Write the rows of an Arrow batch that has the columns of the output's schema."""
@@ -407,6 +424,10 @@ class Messages(Packed):
 
 class WithoutNulls(Parquet):
     """Parquet without the null character, which PostgreSQL's strings cannot hold."""
+
+    def take(self, value: Any) -> bool:
+        """Leave all segments to `add`, which looks for the character."""
+        return False
 
     def add(self, payload: bytes) -> None:
         """Write one packed segment."""

@@ -107,6 +107,10 @@ class Staging:
         """Write a segment, as msgpack, to an output; raises `BadRequest` if it does not fit."""
         self._of(out).add(payload)
 
+    def take(self, out: str, value: Any) -> bool:
+        """Write a segment that is not packed, if the file of the output takes it as it is; return whether it does."""
+        return self._of(out).take(value)
+
     def add_batch(self, out: str, batch: Any) -> None:
         """Write rows of an Arrow batch with the columns of an output that takes columns."""
         self._of(out).add_batch(batch)
@@ -149,6 +153,8 @@ class _Files:
         self._written_as = folder.of_files()
         self._rows_max = int(folder.options.get("file_rows_max", 0))
         self._bytes_max = int(folder.options.get("file_bytes_max", 0))
+        self._is_one = self._partitions is None and not self._rows_max and not self._bytes_max
+        """Whether all rows go to one file."""
         self._system, self._aside = folder.hidden(job)
         self._open: dict[str, _File] = {}
         """Partition -> file, in the order of their last rows."""
@@ -172,10 +178,24 @@ class _Files:
         if file.rows == self._rows_max or 0 < self._bytes_max <= file.writer.size:
             self._close(place)
 
-    def add_batch(self, batch: Any) -> None:
-        """Write the rows of an Arrow batch into the one file."""
+    def take(self, value: Any) -> bool:
+        """Write a value if the one file takes it as it is; return whether it does."""
+        if not self._is_one:
+            return False
+        file = self._only()
+        taken = file.writer.take(value)
+        file.rows += taken
+        return taken
+
+    def _only(self) -> _File:
+        """Return the one file of an output without partitions."""
         file = self._open.get("") or self._begun()
         self._open[""] = file
+        return file
+
+    def add_batch(self, batch: Any) -> None:
+        """Write the rows of an Arrow batch into the one file."""
+        file = self._only()
         file.writer.add_batch(batch)
         file.rows += batch.num_rows
 

@@ -29,6 +29,9 @@ from onyxq.spark.plan.regions import Region, carries_letters, way_of
 Row = tuple[str, bytes, bytes]
 """``(out, lineage, payload)``: the task that it goes to (or ``task/window``), its origin, its value as msgpack."""
 
+Take = Callable[[str, Any], bool]
+"""Writes a value to an output if its file takes the value as it is, and returns whether."""
+
 
 @frozen
 class Place:
@@ -52,10 +55,18 @@ class Feed:
     """Names of the columns if the rows are the segments; ``frame`` has plain ones."""
 
 
-def made(place: Place, region: Region, shape: str, names: tuple[str, ...], batches: Iterable[Any]) -> Iterator[Row]:
+def made(
+    place: Place,
+    region: Region,
+    shape: str,
+    names: tuple[str, ...],
+    batches: Iterable[Any],
+    take: Take | None = None,
+) -> Iterator[Row]:
     """Yield what a region makes of the Arrow batches of one part of a batch; runs in a worker.
 
-    ``names``: of the columns, if rows have the shape of columns.
+    ``names``: of the columns, if rows have the shape of columns. With ``take`` no row needs its lineage, and the
+    region may write values itself.
     """
     from pyspark import TaskContext
 
@@ -65,6 +76,9 @@ def made(place: Place, region: Region, shape: str, names: tuple[str, ...], batch
     fused = _fused(place, region)
     if shape == rows.COLUMNS:
         batches = (one.rename_columns(list(names)) for one in batches)
+        if take is not None and fused.line:
+            yield from fused.straight(rows.values(batches, region.entry), {"batch": batch, "part": part}, take)
+            return
     segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}", way=fused.way)
     yield from fused.batch(segments, {"batch": batch, "part": part}, letters=shape == rows.LETTERS)
 
@@ -97,6 +111,8 @@ class Fused:
         self._carries = carries_letters(job, region)
         outputs = dict.fromkeys(to for _, to in region.wanted if isinstance(job.task(to), Output))
         self._names = (*names, *outputs)
+        self.line = self._steps[region.entry].line()
+        """The tasks, if each segment passes all of them without a branch; otherwise empty."""
 
     def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any], *, letters: bool = False) -> Iterator[Row]:
         """Yield the rows of all segments of a part of a batch, with calls of lifecycles before and after it.
@@ -111,6 +127,17 @@ class Fused:
                 yield from self.segment(lineage, segment, only)
             elif self._carries:
                 yield rows.LETTER, lineage, pack(segment)
+        self._lifecycles.around("after_batch", self._names, **known)
+
+    def straight(self, segments: Iterable[Any], known: dict[str, Any], take: Take) -> Iterator[Row]:
+        """Pass all segments of a part of a batch along the line of tasks, and write what they become.
+
+        Yields rows without lineage for the values that are not taken.
+        """
+        self._lifecycles.around("before_batch", self._names, **known)
+        for step in self.line[:-1]:
+            segments = step.each(segments)
+        yield from self.line[-1].written(segments, take)
         self._lifecycles.around("after_batch", self._names, **known)
 
     def _again(self, lineage: bytes, segment: Any, only: str) -> list[Row]:
@@ -205,22 +232,61 @@ class _Step:
 
         An input or a cut returns the segment itself. Raises what the task's functions raise.
         """
-        made = segment
-        if self._fn is not None:
-            try:
-                made = self._fn(segment)
-            except Exception as error:
-                made = error
-            if made is None:
-                return []
-        if isinstance(made, list) and self._fn is not None:
-            all_new = made
-        elif self._free is not None and not isinstance(made, Exception):
-            return [(made, 0, self._free)]
-        else:
-            all_new = [made]
+        all_new = self._made(segment)
+        if len(all_new) == 1 and self._free is not None and not isinstance(all_new[0], Exception):
+            return [(all_new[0], 0, self._free)]
         routes = [route for one in all_new for route in flow_conditions.routes(self._conditions, one, all_new, segment)]
         return [(one, ordinal, self._ways[to]) for ordinal, (to, one) in enumerate(routes) if to in self._ways]
+
+    def _made(self, segment: Any) -> list[Any]:
+        if self._fn is None:
+            return [segment]
+        try:
+            made = self._fn(segment)
+        except Exception as error:
+            return [error]
+        return made if isinstance(made, list) else [] if made is None else [made]
+
+    def line(self) -> tuple[_Step, ...]:
+        """Return this step and those after it if they are one line to outputs, otherwise nothing.
+
+        No task of a line has conditions, dead letters or, but for the last one, several ways.
+        """
+        if self._free is None or self._conditions.of_exceptions or self._lettered:
+            return ()
+        after = [then for *_, then in self._free]
+        if not any(after):
+            return (self,)
+        line = after[0].line() if len(after) == 1 and after[0] is not None else ()
+        return (self, *line) if line else ()
+
+    def each(self, segments: Iterable[Any]) -> Iterator[Any]:
+        """Yield what the task makes of segments; raises `TaskFailed`."""
+        for segment in segments:
+            yield from self._checked(segment)
+
+    def written(self, segments: Iterable[Any], take: Take) -> Iterator[Row]:
+        """Write what the last task of a line makes of segments, and yield rows for values that are not taken."""
+        outs = [to for to, *_ in self._free or ()]
+        for segment in segments:
+            for made in self._checked(segment):
+                for out in outs:
+                    if not take(out, made):
+                        yield out, b"", self._packed_or_failed(made, segment)
+
+    def _checked(self, segment: Any) -> list[Any]:
+        """Return what the task makes of a segment without exceptions; raises `TaskFailed`."""
+        all_new = self._made(segment)
+        for one in all_new:
+            if isinstance(one, Exception):
+                raise self._lifecycles.failed(self._name, one, segment) from one
+        return all_new
+
+    def _packed_or_failed(self, made: Any, segment: Any) -> bytes:
+        try:
+            return self._packed(made)
+        except Unfit as error:
+            raise self._lifecycles.failed(self._name, error, segment) from error
 
     def _kept(self, segment: Any) -> bytes | None:
         """Return the bytes of a segment that its function may change, although it may become a dead letter."""

@@ -170,17 +170,23 @@ class Routed(DataSourceStreamArrowWriter):
 
         return {name: QueueOutput(**said) for name, said in json.loads(self._options["outputs"]).items()}
 
+    @property
+    def _only_files(self) -> bool:
+        """Whether no row needs its lineage, from which the ids of tasks in queues are made."""
+        return not json.loads(self._options.get("outputs", "{}"))
+
     # --- executors
 
     def _rows(self, batches: Iterable[Any], staging: Staging) -> Iterator[Row]:
-        """Yield what regions make of the rows, and write the rows that are columns."""
+        """Yield what regions make of the rows, and write the rows that are columns, or that files take as they are."""
         structs = {name: Struct(**said) for name, said in json.loads(self._options["structs"]).items()}
         body = base64.b64decode(self._options["body"])
         place = Place(body, self._job, int(self._options["version"]))
+        take = staging.take if self._only_files else None
         for name, found in groupby(runs(batches), itemgetter(0)):
             struct, mine = structs[name], (batch for _, batch in found)
             if struct.entry:
-                yield from made(place, _regions(body)[struct.entry], struct.shape, struct.names, mine)
+                yield from made(place, _regions(body)[struct.entry], struct.shape, struct.names, mine, take)
             for batch in mine:  # If there was a region, it has read all.
                 for out in struct.outs:
                     staging.add_batch(out, batch)

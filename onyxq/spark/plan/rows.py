@@ -100,12 +100,22 @@ def _from_letters(batch: Any, way: str) -> Iterator[Segment]:
             yield lineage, letter.segment, f"{letter.task}/{letter.window}" if letter.window else letter.task
 
 
+def values(batches: Iterable[Any], entry: str) -> Iterator[Any]:
+    """Yield the values of the segments of Arrow batches of the shape `COLUMNS`, without lineage."""
+    for batch in batches:
+        yield from _rows(_own(batch), entry)
+
+
+def _own(batch: Any) -> Any:
+    """Return the columns of a segment."""
+    return batch.select([name for name in batch.schema.names if name not in (PLANNED, PART)])
+
+
 def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Segment]:
     """Yield segments of rows, identified by their batch, part and index in it."""
     counts: Counter[int] = Counter()
     for batch in batches:
-        own = batch.select([name for name in batch.schema.names if name not in (PLANNED, PART)])
-        for lineage, row in zip(_lineages(batch, counts, entry, place), _rows(own, entry), strict=True):
+        for lineage, row in zip(_lineages(batch, counts, entry, place), _rows(_own(batch), entry), strict=True):
             yield lineage, row, ""
 
 
