@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from onyxq.client import AsyncClient
 from onyxq.client.batches import Bodies
-from onyxq.core.errors import NotFound, OnyxqError, Unavailable
+from onyxq.core.errors import NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import RESERVED
 from onyxq.operations.table.claim import QUEUES_MAX
@@ -44,6 +44,8 @@ READ_TASKS = 8_000
 """Maximum number of tasks that an executor requests at once."""
 RENEWALS_PER_LEASE = 3
 PAGE_TASKS = 1_000
+TEMPORARY = (Unavailable, Overloaded, TimedOut)
+"""Errors with which a stream waits for its leaders."""
 PATTERN_S = 10.0
 """Time after which the queues that match a pattern are looked up again, in seconds."""
 
@@ -118,8 +120,18 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left = self._ready()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the number of ready tasks. The query's progress shows it as the latest offset."""
-        return {"onyxq": 1, "ready": self._ready()}
+        """Return the number of ready tasks, or None while leaders do not answer.
+
+        The query's progress shows it as the latest offset. If this raised, Spark would end the query.
+        """
+        try:
+            return {"onyxq": 1, "ready": self._ready()}
+        except TEMPORARY as error:
+            self._warn("ready tasks are not counted", error)
+            return None
+
+    def _warn(self, what: str, error: OnyxqError) -> None:
+        log.warning("queue %s: %s: %s", self._options.queue, what, error.message)
 
     def _ready(self) -> int:
         link = self._connection()
@@ -158,25 +170,24 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Claim the next batch.
 
-        The offset stays the same if no task is ready, or the queue is unavailable.
+        The offset stays the same if no task is ready, or leaders are unavailable. A stream with the trigger
+        ``availableNow`` would then end without its tasks, so it raises their error instead.
         """
-        self._done(start)
         most = self._most(limit)
-        if most <= 0:
-            return start
         try:
-            held = self._claim(most)
-        except Unavailable as error:
+            self._done(start)
+            held = self._claim(most) if most > 0 else []
+            now_ms = self._connection().call(lambda client: client.now_ms()) if held else 0
+        except TEMPORARY as error:
             if self._left is not None:
                 raise
-            log.warning("queue %s: no batch now: %s", self._options.queue, error.message)
+            self._warn("no batch now", error)
             return start
         if not held:
             self._left = None if self._left is None else 0
             return start
         if self._left is not None:
             self._left -= sum(run.count for run in held)
-        now_ms = self._connection().call(lambda client: client.now_ms())
         # Most claims are first attempts: an offset with many claims stays small.
         claims = [[run.first.hex(), run.count, run.token, *([run.attempts] if run.attempts else [])] for run in held]
         end = {"onyxq": 1, "n": int(start["n"]) + 1, "time_ms": now_ms, "claims": claims, "digest": digest_of(claims)}
@@ -201,8 +212,13 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Runs(runs, end["time_ms"], shown) for runs in spread(held, parts)]
 
     def commit(self, end: Offset) -> None:
-        """Complete a batch that Spark has finished."""
-        self._done(end)
+        """Complete a batch that Spark has finished, or leave it to `latestOffset` while leaders are unavailable."""
+        try:
+            self._done(end)
+        except TEMPORARY as error:
+            if self._left is not None:
+                raise
+            self._warn("a batch is completed later", error)
 
     def stop(self) -> None:
         """Stop renewing.
@@ -320,11 +336,16 @@ class Keeper:
             self._kept.setdefault(number, held)
 
     def complete(self, number: int, queue: str) -> None:
-        """Complete a batch and all before it."""
+        """Complete a batch and all before it.
+
+        A batch whose completion raises an error stays, and its claims are renewed until the next call.
+        """
         with self._lock:
-            done = [self._kept.pop(one) for one in sorted(self._kept) if one <= number]
-        for held in done:
+            done = sorted((one, held) for one, held in self._kept.items() if one <= number)
+        for one, held in done:
             lost = self._link.call(functools.partial(queue_claims.complete, held=held))
+            with self._lock:
+                del self._kept[one]
             if lost:
                 log.warning("queue %s: %d tasks of batch %d were not held any more", queue, lost, number)
 
