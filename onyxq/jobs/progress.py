@@ -8,6 +8,7 @@ a kill Spark may repeat the last batch. Its report has the same number then, and
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +35,8 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     """Input -> rows that the batch has read."""
     lags: dict[str, int] = {}
     """Input -> rows that it had and the batch has not read; only inputs for which Spark reports that."""
+    unread: dict[str, int] = {}
+    """Input of files -> files that Spark has listed and not read."""
     watermark_ms: int | None = None
     late: dict[str, int] = {}
     """Window or join -> segments that were too late so far; only those that the batch has."""
@@ -65,6 +68,25 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     """Of all of them."""
     lag: int | None
     """After the last one."""
+    lag_files: int | None = None
+    """After the last one."""
+    late: int | None = None
+    """Rows of all of them that came too late; None if nothing in the job looks at times."""
+    watermark_age_ms: int | None = None
+    """From the watermark to the end of the last one."""
+    state_bytes: int | None = None
+    """After the last one; None without state."""
+
+
+def _merged(one: Point, two: Point) -> Point:
+    """Return two neighbours as one point."""
+    return msgspec.structs.replace(
+        two,
+        at_ms=one.at_ms,
+        duration_ms=max(one.duration_ms, two.duration_ms),
+        rows=one.rows + two.rows,
+        late=two.late if one.late is None else one.late + (two.late or 0),
+    )
 
 
 class InputProgress(msgspec.Struct):
@@ -74,6 +96,8 @@ class InputProgress(msgspec.Struct):
     """Rows that the job has read."""
     lag: int | None = None
     """Rows that it has still to read; None if that is not known."""
+    lag_files: int | None = None
+    """Files that Spark has listed and not read; None if it is not an input of files."""
 
 
 class Progress(msgspec.Struct):
@@ -99,6 +123,7 @@ class Progress(msgspec.Struct):
         before = self.last.batch if self.last is not None else report.batch - 1
         if report.batch <= before:
             return False
+        late_before = self.late_rows or 0
         self.last = report
         self.missed_batches += report.batch - before - 1
         self.rows += report.rows
@@ -106,30 +131,59 @@ class Progress(msgspec.Struct):
         self.late |= report.late
         self.watermark_ms = later(self.watermark_ms, report.watermark_ms)
         for name, rows in report.inputs.items():
-            if name in self.inputs or len(self.inputs) < INPUTS_MAX:
-                self.inputs.setdefault(name, InputProgress()).rows += rows
+            if (one := self._input(name)) is not None:
+                one.rows += rows
         for name, lag in report.lags.items():
             self.set_lag(name, lag)
-        self.points.append(Point(report.batch, report.at_ms, report.duration_ms, report.rows, self.lag))
+        for name, files in report.unread.items():
+            if (one := self._input(name)) is not None:
+                one.lag_files = files
+        self.points.append(self._point(report, late_before))
         if len(self.points) > POINTS_MAX:
             self._merge()
         return True
 
     def set_lag(self, name: str, lag: int | None) -> None:
         """Note how many rows an input has that are still to be read."""
+        if (one := self._input(name)) is not None:
+            one.lag = lag
+
+    def _input(self, name: str) -> InputProgress | None:
+        """Return the figures of an input; None if too many inputs are counted already."""
         if name in self.inputs or len(self.inputs) < INPUTS_MAX:
-            self.inputs.setdefault(name, InputProgress()).lag = lag
+            return self.inputs.setdefault(name, InputProgress())
+        return None
+
+    def _point(self, report: BatchReport, late_before: int) -> Point:
+        """Return the point of the batch that was added last."""
+        end_ms, late = report.at_ms + report.duration_ms, self.late_rows
+        return Point(
+            batch=report.batch,
+            at_ms=report.at_ms,
+            duration_ms=report.duration_ms,
+            rows=report.rows,
+            lag=self.lag,
+            lag_files=self.lag_files,
+            late=None if late is None else max(0, late - late_before),
+            watermark_age_ms=None if self.watermark_ms is None else max(0, end_ms - self.watermark_ms),
+            state_bytes=report.state_bytes or None,
+        )
 
     def finish(self) -> None:
         """Note that the job has read all its inputs to their end."""
         for one in self.inputs.values():
             one.lag = None if one.lag is None else 0
+            one.lag_files = None if one.lag_files is None else 0
 
     @property
     def lag(self) -> int | None:
         """Rows of all inputs that are still to be read; None if that is known of none."""
-        known = [one.lag for one in self.inputs.values() if one.lag is not None]
-        return sum(known) if known else None
+        return _sum(one.lag for one in self.inputs.values())
+
+    @property
+    def lag_files(self) -> int | None:
+        """Files of all inputs that are still to be read; None if that is known of none."""
+        return _sum(one.lag_files for one in self.inputs.values())
 
     @property
     def late_rows(self) -> int | None:
@@ -139,10 +193,7 @@ class Progress(msgspec.Struct):
     def _merge(self) -> None:
         """Make one point of each two, but for the last one if their number is odd."""
         points = self.points
-        both = [
-            Point(two.batch, one.at_ms, max(one.duration_ms, two.duration_ms), one.rows + two.rows, two.lag)
-            for one, two in zip(points[::2], points[1::2], strict=False)
-        ]
+        both = [_merged(one, two) for one, two in zip(points[::2], points[1::2], strict=False)]
         self.points = [*both, *points[2 * len(both) :]]
 
     def shown(self) -> dict[str, Any]:
@@ -182,7 +233,7 @@ class Progress(msgspec.Struct):
         """Return the progress for the log, with fewer points or names if it would be larger than ``bytes_max``."""
         copy = msgspec.structs.replace(self, points=list(self.points) if curves else [])
         if self.last is not None:  # Its parts by name are in the sums.
-            copy.last = msgspec.structs.replace(self.last, inputs={}, lags={}, late={})
+            copy.last = msgspec.structs.replace(self.last, inputs={}, lags={}, unread={}, late={})
         while len(packed := msgspec.msgpack.encode(copy)) > bytes_max:
             if len(copy.points) > 1:
                 copy._merge()
@@ -191,6 +242,11 @@ class Progress(msgspec.Struct):
             else:
                 copy.late = {}
         return packed
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [one for one in values if one is not None]
+    return sum(known) if known else None
 
 
 def unpacked(packed: bytes) -> Progress:

@@ -5,6 +5,7 @@ PySpark has no public way to them. `tests/tidy/test_private_names.py` names the 
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -95,6 +96,43 @@ def reports(query: Any, *, after: int = -1, most: int | None = None) -> list[str
             break
         found.append(known[place].json())
     return found[::-1]
+
+
+def unread_files(query: Any) -> list[int | None]:
+    """Return for each source of a query how many files it has listed and not read, in Spark's order.
+
+    None for sources that are not files; empty if Spark has no such figure. Spark reports it nowhere, so this reads
+    private fields of the source.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        sources = query._jsq.streamingQuery().sources().distinct()
+        return [_unread(sources.apply(place)) for place in range(sources.size())]
+    except Py4JError:
+        return []
+
+
+def _unread(source: Any) -> int | None:
+    """Return the unread files of a source.
+
+    A stream keeps a list of unread files while there are some. A query with the trigger ``availableNow`` keeps the list
+    of all its files, the oldest first, and the source knows the time of the newest file that was read.
+    """
+    if source.getClass().getSimpleName() != "FileStreamSource":
+        return None
+    listed = _private(source, "allFilesForTriggerAvailableNow")
+    if listed is None:
+        unread = _private(source, "unreadFiles")
+        return 0 if unread is None else int(unread.size())
+    newest_ms, count = _private(source.seenFiles(), "latestTimestamp"), int(listed.size())
+    return count - bisect.bisect_right(range(count), newest_ms, key=lambda place: listed.apply(place).timestamp())
+
+
+def _private(found: Any, name: str) -> Any:
+    field = found.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(found)
 
 
 def check_append(session: Any, frame: Any) -> None:

@@ -27,6 +27,7 @@ from onyxq.spark.files import file_sink
 from onyxq.spark.places import check_place, located
 from onyxq.spark.plan import end_of_input, lifecycles
 from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of, sources
+from onyxq.spark.plan.inputs import keeps_list
 from onyxq.spark.plan.regions import streams, timed
 from onyxq.spark.session import of_its_own
 from onyxq.spark.state_copy import Resumed
@@ -113,6 +114,8 @@ class Running:
         """The last batch that was reported."""
         self._uses: list[progress.Use] = []
         """The sources of the query's plan."""
+        self._listed: frozenset[str] = frozenset()
+        """Inputs of files whose list Spark keeps."""
         self.saved: savepoints.Source | None = None
         """The checkpoint of the query, for savepoints; None until it runs."""
         self._places: dict[str, str] = {}
@@ -238,6 +241,7 @@ class Running:
         writer = compiled(session, job, self._order.body, setting)
         frame = java.frame_of(writer)
         self._uses = progress.uses_of(frame)
+        self._listed = frozenset(task.name for task in inputs_of(job) if keeps_list(task))
         self.saved = savepoints.Source(job, self.version, setting.checkpoint, streams(job) or sources(frame))
         with self._lock:
             if self._stopped:
@@ -274,9 +278,17 @@ class Running:
 
     def _tell_progress(self, query: Any) -> None:
         """Report the batches that were finished since the last call."""
-        for recent in map(json.loads, java.reports(query, after=self._told)):
+        reports = java.reports(query, after=self._told)
+        unread = self._unread(query) if reports and self._listed else {}
+        for recent in map(json.loads, reports):
             self._told = recent["batchId"]
-            self._tell("progress", progress=progress.report(recent, self._uses))
+            self._tell("progress", progress={**progress.report(recent, self._uses), "unread": unread})
+
+    def _unread(self, query: Any) -> dict[str, int]:
+        """Return how many files Spark has listed and not read, for each input of files."""
+        files = java.unread_files(query)
+        named = zip(self._uses, files, strict=True) if len(files) == len(self._uses) else ()
+        return {use.name: count for use, count in named if use.name in self._listed and count is not None}
 
     # The steps of a job's end. Each returns the next one once it is done.
 

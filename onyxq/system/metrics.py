@@ -259,6 +259,13 @@ class Metrics:
             "input",
             fold=operator.add,
         )
+        self.job_lag_files = Gauge(
+            "onyxq_job_lag_files",
+            "Files that Spark has listed for a job driven here and not read.",
+            "spark_job",
+            "input",
+            fold=operator.add,
+        )
         self.job_late_rows = Counter(
             "onyxq_job_late_rows_total",
             "Rows that came too late for windows and joins of a job driven here.",

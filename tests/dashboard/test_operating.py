@@ -49,7 +49,7 @@ def _acts(link: FakeLink, order: Message) -> None:
         return
     for batch in range(BATCHES):
         said = {"batch": batch, "rows": 7, "inputs": {"in": 7}, "late": {"window": 3}, "watermark_ms": now_ms - 90_000}
-        said["lags"] = {"in": batch % 9}
+        said |= {"lags": {"in": batch % 9}, "state_bytes": 4_000}
         times = {"duration_ms": 100 + batch, "at_ms": now_ms - 1_000 * (BATCHES - batch)}
         link.say("progress", job, version, progress={**said, **times})
 
@@ -184,8 +184,11 @@ def test_a_job_is_watched_and_killed(world: World, tab: Tab) -> None:
     page.click("text=totals")
     page.wait_for_selector("svg.curve")
     names = page.locator("figcaption").all_inner_texts()
-    assert names == ["Rows per second, up to 7.0", "Lag, rows, up to 8", "Batch time, up to 129 ms"]
-    assert page.locator("svg.curve rect").count() == 3 * BATCHES
+    assert names == [
+        *("Rows per second, up to 7.0", "Lag, rows, up to 8", "Late rows, up to 3", "Batch time, up to 129 ms"),
+        *("Age of the watermark, up to 1.49 min", "State, KiB, up to 4"),
+    ]
+    assert page.locator("svg.curve rect").count() == 6 * BATCHES
     assert page.inner_text("tbody tr").split()[:5] == ["in", "queue", "a", "210", "5"]
     assert page.get_attribute("a:has-text('127.0.0.1:4040')", "href") == SPARK_UI
     page.click("button:has-text('Seal')")
@@ -194,7 +197,7 @@ def test_a_job_is_watched_and_killed(world: World, tab: Tab) -> None:
     page.wait_for_selector("[role=status]:has-text('The job is killed.')")
     assert page.locator("form[action^='/ui/do/']").count() == 0
     page.reload()
-    assert page.locator("svg.curve").count() == 3 and page.locator("a:has-text('4040')").count() == 0
+    assert page.locator("svg.curve").count() == 6 and page.locator("a:has-text('4040')").count() == 0
     page.goto(f"{world.base}/ui/jobs?state=waiting")
     assert "needs 65 slots" in page.inner_text("tbody tr")
 

@@ -62,6 +62,30 @@ def test_a_curve_covers_all_batches_with_a_bounded_number_of_points() -> None:
     assert {one["rows_per_s"] for one in points[:-1]} == {10.0}
 
 
+def test_points_have_the_late_rows_the_watermarks_age_and_the_state() -> None:
+    """A host reports all late segments so far; a point has those of its own batches."""
+    first = report(0, at_ms=10_000, watermark_ms=4_000, late={"w": 2}, state_bytes=512, unread={"in": 3})
+    progress = after(first, report(1, at_ms=12_000, late={"w": 5}, dropped=1, state_bytes=256, unread={"in": 2}))
+    names = ("late", "watermark_age_ms", "state_bytes", "lag_files")
+    assert [tuple(one[name] for name in names) for one in progress.shown()["batches"]] == [
+        (2, 6_400, 512, 3),
+        (4, 8_400, 256, 2),
+    ]
+    progress._merge()
+    assert [tuple(one[name] for name in names) for one in progress.shown()["batches"]] == [(6, 8_400, 256, 2)]
+    assert progress.shown()["inputs"] == {"in": {"rows": 20, "lag": None, "lag_files": 2}}
+    progress.finish()
+    assert (progress.lag_files, progress.lag) == (0, None)
+
+
+def test_points_of_a_job_without_times_and_state_have_no_such_figures() -> None:
+    """The page of the job then has no such curves; points that were recorded without the figures can be read."""
+    (point,) = after(report(0)).shown()["batches"]
+    assert {point[name] for name in ("late", "watermark_age_ms", "state_bytes", "lag_files")} == {None}
+    older = msgspec.msgpack.encode({"points": [[0, 1_000, 400, 10, None]]})
+    assert unpacked(older).points == after(report(0, at_ms=1_000)).points
+
+
 def test_the_logs_copy_is_never_too_large() -> None:
     """Points are merged, then inputs are left out; the sums stay."""
     many = {f"{'input' * 20}-{number}": 3 for number in range(2 * INPUTS_MAX)}
@@ -78,7 +102,7 @@ def test_a_job_without_batches_has_no_figures() -> None:
     """It may have counts of queues already."""
     progress = Progress()
     progress.set_lag("in", 4)
-    assert progress.shown() == {"inputs": {"in": {"rows": 0, "lag": 4}}, "batches": []}
+    assert progress.shown() == {"inputs": {"in": {"rows": 0, "lag": 4, "lag_files": None}}, "batches": []}
     assert shown_of(b"") is None
     assert shown_of(after(report(1)).pack(BYTES_MAX, curves=False)) is not None
 
@@ -94,11 +118,12 @@ def test_series_of_an_ended_job_go_away() -> None:
     """They stay for some time, so that each scrape sees the last values."""
     metrics = Metrics()
     series = JobSeries(metrics)
-    ended, running = after(report(0, lags={"in": 5})), after(report(0, watermark_ms=2_500))
+    ended, running = after(report(0, lags={"in": 5}, unread={"in": 6})), after(report(0, watermark_ms=2_500))
     series.keep("one", ended, 100.0)
     series.show({"two": running}, 100.0 + KEPT_S - 1)
     assert 'onyxq_job_rows_total{spark_job="one",input="in"} 10' in metrics.text()
     assert 'onyxq_job_lag_rows{spark_job="one",input="in"} 5' in metrics.text()
+    assert 'onyxq_job_lag_files{spark_job="one",input="in"} 6' in metrics.text()
     assert 'onyxq_job_watermark_timestamp_seconds{spark_job="two"} 2.5' in metrics.text()
     series.show({"two": running}, 100.0 + KEPT_S)
     assert 'spark_job="one"' not in metrics.text() and 'spark_job="two"' in metrics.text()
@@ -143,7 +168,7 @@ async def test_the_figures_of_a_job_are_known_after_its_end(stage: Stage) -> Non
             await stage.until(lambda: "j" not in stage.world.audit.replica.jobs, "the job is collected")
         found = (await stage.client.job("j"))["progress"]
         assert (found["rows_total"], found["late"], len(found["batches"])) == (812, 518, 3)
-        assert found["inputs"] == {"in": {"rows": 812, "lag": 0}}
+        assert found["inputs"] == {"in": {"rows": 812, "lag": 0, "lag_files": None}}
 
 
 @staged()

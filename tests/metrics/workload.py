@@ -255,10 +255,17 @@ async def jobs(at: Worked) -> None:
     await at.client.enqueue("a", [b"row"])
     for batch in range(3):
         figures = {"rows": 40, "inputs": {"in": 40}, "late": {"window": 2 * batch + 1}, "duration_ms": 400}
-        state = {"watermark_ms": 5_000 * (batch + 1), "state_rows": 12, "state_bytes": 4_096}
+        state = {"watermark_ms": 5_000 * (batch + 1), "state_rows": 12, "state_bytes": 4_096, "unread": {"in": 3}}
         stage.say("progress", progress={"batch": batch, **figures, **state})
         await trio.sleep(2 * SCRAPE_S)
-    for name in ("rows_total", "lag_rows", "late_rows_total", "watermark_timestamp_seconds", "batch_seconds"):
+    for name in (
+        "rows_total",
+        "lag_rows",
+        "lag_files",
+        "late_rows_total",
+        "watermark_timestamp_seconds",
+        "batch_seconds",
+    ):
         await at.until(f"onyxq_job_{name}")
     await at.until("onyxq_job_state_rows")
     await at.until("onyxq_job_state_bytes")

@@ -19,6 +19,7 @@ from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from onyxq.spark import java, progress
 from onyxq.spark.plan.compile import Setting, compiled
+from onyxq.spark.plan.inputs import keeps_list
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 from tests.spark.job_world import HERE, run, written
 
@@ -234,3 +235,32 @@ def test_an_input_that_feeds_several_stages_is_read_once(spark: Any, tmp_path: P
     said = progress.report(first, uses)
     assert [use.count for use in uses] == [1, 1]
     assert (said["rows"], said["inputs"]) == (len(NUMBERS), {job.catalog[0].name: len(NUMBERS)})
+
+
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "0 seconds"}])
+def test_files_that_are_listed_and_not_read_are_counted(spark: Any, tmp_path: Path, trigger: dict[str, Any]) -> None:
+    """Spark reports them nowhere."""
+    (tmp_path / "in").mkdir()
+    for second, name in enumerate("abcd"):
+        (tmp_path / "in" / name).write_text(name)
+        os.utime(tmp_path / "in" / name, (1_000 + second, 1_000 + second))
+    files = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(tmp_path / "in"))
+    found: list[list[int | None]] = []
+
+    def look(batch: Any, number: int) -> None:
+        (query,) = spark.streams.active
+        found.append(java.unread_files(query))
+
+    writer = files.writeStream.foreachBatch(look).trigger(**trigger)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query.processAllAvailable()
+    query.stop()
+    assert found == [[3], [2], [1], [0]]
+
+
+def test_a_job_reports_the_files_that_are_not_read() -> None:
+    """Spark keeps no list of an input whose newest files come first."""
+    files = Input("in", format="text", path="/data")
+    assert keeps_list(files)
+    assert not keeps_list(evolve(files, options={"LatestFirst": "true"}))
+    assert not keeps_list(Input("topic", format="kafka")) and not keeps_list(Input("q", queue="q"))

@@ -268,7 +268,10 @@ def _progress(report: dict[str, Any] | None) -> dict[str, Any]:
         if name not in ("batches", "inputs") and value is not None
     }
     for name, one in (report or {}).get("inputs", {}).items():
-        left = "" if one["lag"] is None else f", {one['lag']} still to read"
+        lag, files = one["lag"], one.get("lag_files")
+        left = (
+            f", {files} files still to read" if files is not None else "" if lag is None else f", {lag} still to read"
+        )
         shown[f"input {name}"] = f"{one['rows']} rows read{left}"
     for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("reported", shown.pop("at_ms", None))):
         if ms is not None:

@@ -60,6 +60,8 @@ class Source:
     """Rows that were read; None before the first batch."""
     lag: int | None = None
     """Rows that are still to be read; None if that is unknown."""
+    lag_files: int | None = None
+    """Files that are still to be read; None if that is unknown."""
 
 
 @frozen
@@ -84,6 +86,12 @@ class Report:
     def lag(self) -> int | None:
         """Rows that it has still to read; None if that is unknown."""
         known = [one.lag for one in self.sources if one.lag is not None]
+        return sum(known) if known else None
+
+    @property
+    def lag_files(self) -> int | None:
+        """Files that it has still to read; None if that is unknown."""
+        known = [one.lag_files for one in self.sources if one.lag_files is not None]
         return sum(known) if known else None
 
     @property
@@ -117,7 +125,11 @@ class Curve:
 CURVES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "rows_per_s": ("Rows per second", lambda value: number(round(value) if value >= 10 else value)),
     "lag": ("Lag, rows", number),
+    "lag_files": ("Lag, files", number),
+    "late": ("Late rows", number),
     "duration_ms": ("Batch time", words.duration),
+    "watermark_age_ms": ("Age of the watermark", words.duration),
+    "state_bytes": ("State, KiB", lambda value: number(-(-value // 1024))),
 }
 """Figure of a batch -> its name, and how its values are written."""
 
@@ -185,7 +197,7 @@ async def _report(call: Call, name: str) -> Report:
     inputs = (job.get("progress") or {}).get("inputs") or {}
     for one in sources:
         told = inputs.get(one.name, {})
-        one.rows, one.lag = told.get("rows"), told.get("lag")
+        one.rows, one.lag, one.lag_files = told.get("rows"), told.get("lag"), told.get("lag_files")
         if one.queue is not None and job["state"] not in ENDED:
             one.lag = await _waiting(call, one.queue)
     return Report(job, sources)

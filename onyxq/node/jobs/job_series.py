@@ -32,16 +32,11 @@ class JobSeries:
         self._ended = {job: kept for job, kept in self._ended.items() if now_s - kept[0] < KEPT_S and job not in driven}
         found = {**{job: progress for job, (_, progress) in self._ended.items()}, **driven}
         metrics = self._metrics
-        metrics.job_rows.replace(
-            {(job, name): one.rows for job, progress in found.items() for name, one in progress.inputs.items()}
-        )
-        metrics.job_lag_rows.replace(
-            {
-                (job, name): one.lag
-                for job, progress in found.items()
-                for name, one in progress.inputs.items()
-                if one.lag is not None
-            }
+        inputs = [(job, name, one) for job, progress in found.items() for name, one in progress.inputs.items()]
+        metrics.job_rows.replace({(job, name): one.rows for job, name, one in inputs})
+        metrics.job_lag_rows.replace({(job, name): one.lag for job, name, one in inputs if one.lag is not None})
+        metrics.job_lag_files.replace(
+            {(job, name): one.lag_files for job, name, one in inputs if one.lag_files is not None}
         )
         late, watermarks, times, rows, sizes = _by_job(found)
         metrics.job_late_rows.replace(late)

@@ -70,6 +70,12 @@ def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> O
     return Opened(frame, rows.COLUMNS)
 
 
+def keeps_list(task: Input) -> bool:
+    """Return whether Spark keeps a list of the files that it has found and not read."""
+    given = {str(name).lower() for name in task.options}
+    return str(task.format).lower() in FILES and not given & {"latestfirst", "maxcachedfiles"}
+
+
 def check_names(columns: Iterable[str], field: str, name: str) -> None:
     """Raise `BadRequest` if a column has a name that OnyxQ itself gives to columns beside those of a task."""
     for column in columns:
