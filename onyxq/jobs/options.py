@@ -46,6 +46,11 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 
 CORRUPT = "_corrupt_record"
 """Column of a schema that gets rows which do not fit it; so its name is of no use for other columns."""
+BAD_BYTES = "bad_bytes"
+"""Option of CSV inputs, our own: whether a string with `REPLACEMENT` is refused, or read as it is."""
+BAD_BYTES_VALUES = ("refuse", "replace")
+REPLACEMENT = "\ufffd"
+"""The character that Spark reads from CSV for bytes that are not text in the encoding of the file."""
 FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
 """Formats of inputs that are files."""
 STARTING = ("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp", "startingoffsetsbytimestampstrategy")
@@ -64,15 +69,15 @@ INPUTS: dict[str, tuple[str, ...]] = {
     for name, words in {
         "text": f"{_FILES} compression encoding lineSep wholetext",
         "parquet": f"{_FILES} compression datetimeRebaseMode int96RebaseMode mergeSchema parquet.compression",
-        "orc": f"{_FILES} compression mergeSchema orc.compress",
+        "orc": f"{_FILES} compression mergeSchema orc.compress orc.proleptic.gregorian.default",
         "json": f"{_FILES} {_TEXTS} allowBackslashEscapingAnyCharacter allowComments allowNonNumericNumbers "
         "allowNumericLeadingZeros allowSingleQuotes allowUnquotedControlChars allowUnquotedFieldNames "
         "dropFieldIfAllNull explodeEmbeddedArray ignoreNullFields inferTimestamp prefersDecimal pretty "
         "primitivesAsString sortKeys useUnsafeRow writeNonAsciiCharacterAsCodePoint",
-        "csv": f"{_FILES} {_TEXTS} charToEscapeQuoteEscaping codec columnPruning comment delimiter emptyValue "
-        "enforceSchema escape escapeQuotes extension header ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace "
-        "inferSchema inputBufferSize maxCharsPerColumn maxColumns nanValue negativeInf nullValue positiveInf "
-        "preferDate quote quoteAll sep unescapedQuoteHandling",
+        "csv": f"{_FILES} {_TEXTS} {BAD_BYTES} charToEscapeQuoteEscaping codec columnPruning comment delimiter "
+        "emptyValue enforceSchema escape escapeQuotes extension header ignoreLeadingWhiteSpace "
+        "ignoreTrailingWhiteSpace inferSchema inputBufferSize maxCharsPerColumn maxColumns nanValue negativeInf "
+        "nullValue positiveInf preferDate quote quoteAll sep unescapedQuoteHandling",
         "xml": f"{_FILES} arrayElementName attributePrefix charset columnNameOfCorruptRecord compression dateFormat "
         "declaration encoding excludeAttribute ignoreNamespace ignoreSurroundingSpaces indent inferSchema locale mode "
         "multiLine nullValue preferDate prefersDecimal rootTag rowTag rowValidationXSDPath samplingRatio "
@@ -177,6 +182,9 @@ def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
         elif isinstance(task, Output) and not _value_of(kind, name)[0](task.options[name]):
             shown = "" if name == "url" else f", not {task.options[name]!r:.80}"
             yield f"{path}.options.{name}", f"{said} must be {_value_of(kind, name)[1]}{shown}"
+        elif name.lower() == BAD_BYTES and task.options[name] not in BAD_BYTES_VALUES:
+            known_values = " or ".join(BAD_BYTES_VALUES)
+            yield f"{path}.options.{name}", f"{said} must be {known_values}, not {task.options[name]!r:.80}"
     if isinstance(task, Output):
         yield from _of_columns(task, kind, path, said)
 

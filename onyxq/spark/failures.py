@@ -93,7 +93,11 @@ def of_exception(error: BaseException) -> Failure:
 
 
 def of_text(text: str) -> Failure | None:
-    """Return the failure that a text of Spark contains, or None if it contains none of ours."""
+    """Return the failure that a text of Spark contains, or None if it contains none of ours.
+
+    The plan of the query does not count: it has the texts of errors that the query may raise.
+    """
+    text = _PLAN.sub("", text)
     marked = _MARK.search(text)
     if marked:
         return Failure(**json.loads(base64.b64decode(marked.group(1))))

@@ -11,16 +11,21 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("deltalake")
 
 import deltalake
+import pyarrow
+from pyarrow import orc
 
+from onyxq.errors import BadRequest
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import BatchFunction, Function, Input, Job, Output, Sql
 from onyxq.jobs.values import pack, unpack
+from onyxq.spark.failures import of_exception
 from onyxq.spark.files.columns import segments
 from tests.spark import generated_columns as made
 from tests.spark.generated_columns import alike, breaks_csv, columns
@@ -45,7 +50,7 @@ LOCAL_PARTS = {"local": made.array(made.struct(made.LOCAL, made.mapping(made.LOC
 EVERYTHING = {**ROW, **FLAT, **PARTS, **LOCAL_PARTS}
 STRING = next(name for name, one in FLAT.items() if one is made.STRING)
 IN_ORC = {name: one for name, one in {**ROW, **FLAT}.items() if "`" not in name}
-"""Spark writes a column with a backquote in its name to ORC, and reads Nones."""
+"""Columns that an input of ORC reads: it refuses names with a backquote."""
 FRAMES = ("parquet", "json", "csv")
 """Formats of files to which frames go."""
 GENERATED = 40
@@ -204,7 +209,7 @@ def test_every_type_by_every_format(spark: Any, tmp_path: Path) -> None:
     inputs = [
         Input("p", format="parquet", path=str(tmp_path / "parquet")),
         Input("j", format="json", path=str(tmp_path / "json"), schema=everything),
-        Input("c", format="csv", path=str(tmp_path / "csv"), schema=flat),
+        Input("c", format="csv", path=str(tmp_path / "csv"), schema=flat, options={"bad_bytes": "replace"}),
         Input("o", format="orc", path=str(tmp_path / "orc")),
         Input(
             "x",
@@ -278,8 +283,6 @@ def failed(spark: Any, folder: Path, frame: str, *outputs: Output, function: boo
     )
     with pytest.raises(Exception, match=r".") as caught:
         run(spark, job, folder)
-    from onyxq.spark.failures import of_exception
-
     found = of_exception(caught.value)
     assert not found.restart, found.error
     return found.error
@@ -344,3 +347,54 @@ def test_values_that_python_lacks_fail_the_job_by_name(spark: Any, tmp_path: Pat
             name = f"{len(list(tmp_path.iterdir()))}"
             found = failed(spark, tmp_path / name, f"select {frame} from `in`", out, function=function)
             assert found.startswith(said) and "at: has a value that Python cannot hold: " in found, found
+
+
+def refused(spark: Any, folder: Path, source: Input, options: dict[str, str] | None = None) -> str:
+    """Return the error of a job that passes the rows of an input on; empty if it completes."""
+    out = Output("out", format="json", path=str(folder / "out"), options=options or {})
+    job = Job(id="refused", workflow=[("in", "out")], catalog=[source, out], key_groups=2)
+    check(job)
+    try:
+        run(spark, job, folder)
+    except Exception as error:
+        found = of_exception(error)
+        assert not found.restart, found.error
+        return found.error
+    return ""
+
+
+def test_columns_of_orc_with_a_backquote_are_refused(spark: Any, tmp_path: Path) -> None:
+    """Spark would read Nones, also from a field inside a column. A schema without the columns reads the others."""
+    frame = spark.range(3).selectExpr("id", "id as `a``b`", "named_struct('a`b', id) as s")
+    frame.write.orc(str(tmp_path / "in"))
+    source = Input("in", format="orc", path=str(tmp_path / "in"))
+    for schema in ("id bigint, `a``b` bigint", "s struct<`a``b`: bigint>"):
+        said = refused(spark, tmp_path / "all", evolve(source, schema=schema))
+        assert said.startswith("catalog[0] of 'in': Spark reads Nones from the ORC column "), said
+    assert refused(spark, tmp_path / "part", evolve(source, schema="id bigint")) == ""
+    assert sorted(one["id"] for one in written(tmp_path / "part" / "out")) == [0, 1, 2]
+
+
+def test_old_days_in_orc_of_other_programs_are_read_with_an_option(spark: Any, tmp_path: Path) -> None:
+    """Arrow counts days in Python's calendar, and Spark takes them for days of another one."""
+    days = [datetime.date(1, 1, 1), datetime.date(1582, 10, 4), datetime.date(1582, 10, 15), datetime.date(2026, 1, 1)]
+    (tmp_path / "in").mkdir()
+    orc.write_table(pyarrow.table({"day": days}), str(tmp_path / "in" / "a.orc"))
+    source = Input("in", format="orc", path=str(tmp_path / "in"), options={"orc.proleptic.gregorian.default": "true"})
+    assert refused(spark, tmp_path, source, {"schema": "day date"}) == ""
+    assert sorted(one["day"] for one in written(tmp_path / "out")) == [day.isoformat() for day in days]
+
+
+def test_bytes_of_csv_that_are_not_text_are_refused(spark: Any, tmp_path: Path) -> None:
+    """An option of the input reads them as Spark does; with the encoding of the file they are text."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_bytes("1,gut\n2,grün\n".encode("latin-1"))
+    source = Input("in", format="csv", path=str(tmp_path / "in"), schema="n int, `wo``rd` string")
+    said = refused(spark, tmp_path / "bad", source)
+    assert said.startswith("input in: column wo`rd: bytes that are not text") and "begins with gr\ufffdn" in said, said
+    for options, word in (({"Bad_Bytes": "replace"}, "gr\ufffdn"), ({"encoding": "ISO-8859-1"}, "grün")):
+        folder = tmp_path / next(iter(options))
+        assert refused(spark, folder, evolve(source, options=options)) == ""
+        assert sorted(one["wo`rd"] for one in written(folder / "out")) == [word, "gut"]
+    with pytest.raises(BadRequest, match="must be refuse or replace, not 'keep'"):
+        refused(spark, tmp_path / "unknown", evolve(source, options={"bad_bytes": "keep"}))

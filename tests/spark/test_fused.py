@@ -140,6 +140,7 @@ def test_a_failure_is_found_in_a_text_that_quotes_its_exception() -> None:
     said = f"org.apache.spark.SparkException: ...\nonyxq.spark.failures.TaskFailed: {caught.value}\n\tat org..."
     assert of_text(said) == caught.value.failure
     assert of_text("nothing of ours") is None
+    assert of_text("other\n=== Streaming Query ===\nProject [onyxq.errors.BadRequest: it may raise this]") is None
     plan = "\n=== Streaming Query ===\nIdentifier: j/1\nLogical Plan:\n~Union\n"
     found = of_text(f"onyxq.errors.BadRequest: no such thing{plan}")
     assert found is not None and "Logical Plan" not in found.traceback and "no such thing" in found.traceback

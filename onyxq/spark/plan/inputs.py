@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from onyxq.core.errors import BadRequest, Incomplete
 from onyxq.jobs import letters
 from onyxq.jobs.model import Input, Job
-from onyxq.jobs.options import CORRUPT, FILES
+from onyxq.jobs.options import BAD_BYTES, CORRUPT, FILES, REPLACEMENT
 from onyxq.jobs.values import Unfit
 from onyxq.spark.failures import said_by
 from onyxq.spark.files.columns import check_readable
@@ -67,7 +67,20 @@ def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> O
     except (PySparkException, Py4JJavaError) as error:
         raise _explained(task, place, error) from error
     check_names(frame.columns, place, task.name)
+    _check_orc(frame, place, task)
     return Opened(frame, rows.COLUMNS)
+
+
+def _check_orc(frame: Any, place: str, task: Input) -> None:
+    """Raise `BadRequest` if Spark would read a column of ORC as Nones: its name, or a name in it, has a backquote."""
+    wrong = [field.name for field in frame.schema if str(task.format).lower() == "orc" and "`" in field.json()]
+    if wrong:
+        raise BadRequest(
+            f"{place} of {task.name!r}: Spark reads Nones from the ORC column {wrong[0]!r}: its name, or the name of a "
+            "field in it, has a backquote",
+            field=place,
+            hint="Name the other columns in the schema of the input, or store the rows as Parquet.",
+        )
 
 
 def keeps_list(task: Input) -> bool:
@@ -110,7 +123,27 @@ def _columns(session: Any, task: Input) -> Any:
         # Spark lists older files in a batch, but does not open them.
         modified = frame.metadataColumn("_metadata").getField("file_modification_time")
         frame = frame.where(modified >= of.timestamp_millis(of.lit(task.since_ms)))
+    if kind == "csv" and given.get(BAD_BYTES) != "replace":
+        frame = _without_replacements(frame, task, corrupt)
     return of.broadcast(frame) if task.static else frame
+
+
+def _without_replacements(frame: Any, task: Input, corrupt: str) -> Any:
+    """Return the rows of CSV so that a string with `REPLACEMENT` fails the job when it is read."""
+    from pyspark.sql import functions as of
+
+    def checked(field: Any) -> Any:
+        column = of.col(quoted(field.name))
+        if field.dataType.typeName() != "string" or field.name == corrupt:
+            return column
+        said = (
+            f"onyxq.errors.BadRequest: input {task.name}: column {field.name}: bytes that are not text in the encoding "
+            f"of the file, or U+FFFD itself. Set the option encoding, or {BAD_BYTES}=replace. The value begins with "
+        )
+        wrong = of.raise_error(of.concat(of.lit(said), of.substring(column, 1, 80), of.lit("\n")))
+        return of.when(column.contains(REPLACEMENT), wrong).otherwise(column).alias(field.name)
+
+    return frame.select(*(checked(field) for field in frame.schema))
 
 
 def placed(opened: Opened, name: str) -> tuple[Any, tuple[str, ...]]:
