@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from onyxq import Client, Function, HostSettings, Input, Job, Output
+from onyxq import Client, Function, HostSettings, Input, Job, Output, Sql
 from onyxq.interfaces import job_hosts
 from onyxq.spark.home import find_home
 from onyxq.spark.session import descendants
@@ -38,7 +39,7 @@ def until(look: Callable[[], Any], log: Path) -> Any:
 
 
 @contextmanager
-def submitted(job: str, connect: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def submitted(job: str, connect: str, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the program under ``spark-submit``; kill all of it after the test."""
     home = str(find_home().path)
     command = [f"{home}/bin/spark-submit", "--master", "local[2]", "--driver-memory", "600m"]
@@ -46,7 +47,7 @@ def submitted(job: str, connect: str, log: Path) -> Iterator[subprocess.Popen[by
         command += ["--conf", setting]
     program = log.with_name("driver.py")
     program.write_text("from onyxq.spark.submit import main\n\nraise SystemExit(main())\n")
-    command += [str(program), "--connect", connect, "--work", str(log.parent), job]
+    command += [str(program), "--connect", connect, "--work", str(log.parent), *options, job]
     environment = {
         **os.environ,
         "SPARK_HOME": home,
@@ -99,4 +100,56 @@ def test_a_submitted_program_loses_a_job_when_it_is_frozen_and_takes_it_again(
         found = [claim.data for claim in client.claim(["b"], max=200, worker="w")]
     assert sorted(map(int, found)) == list(range(100))
     assert log.read_text().count("serving job submitted") == 2
+    assert hosts.links == []
+
+
+def test_a_submitted_program_continues_the_windows_of_a_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of a window of SQL is in the checkpoint, which both programs reach."""
+    monkeypatch.setattr(job_hosts, "LEASE_S", LEASE_S)
+    hosts, log, clicks = FakeHosts(), tmp_path / "submit.log", tmp_path / "clicks"
+    start, pages = "window(at, '10 minutes')", ("a", "b", "c")
+    job = Job(
+        id="windows",
+        workflow=[("clicks", "counts"), ("counts", "out")],
+        catalog=[
+            Input(
+                "clicks",
+                format="json",
+                path=str(clicks),
+                schema="at timestamp, page string",
+                time="at",
+                watermark_ms=60_000,
+                bounded=False,
+            ),
+            Sql(
+                "counts",
+                f"select unix_seconds({start}.start) start, page, count(*) n from clicks group by {start}, page",
+            ),
+            Output("out", queue="b"),
+        ],
+        own_host=True,
+        host=HostSettings(submit_wait_ms=600_000),
+        key_groups=2,
+    )
+
+    def add(minute: int) -> None:
+        lines = [{"at": f"1970-01-01T00:{minute:02}:{one:02}Z", "page": pages[one % 3]} for one in range(60)]
+        (clicks / f"{minute}.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    clicks.mkdir()
+    add(0)
+    options = (log, "--checkpoints", str(tmp_path / "checkpoints"))
+    with running(slots=2, launch_host=hosts.launch) as cluster, Client(cluster.addresses[0]) as client:
+        client.submit_job(job, importable=False)
+        with submitted(job.id, cluster.addresses[0], *options):
+            until(lambda: client.job(job.id)["batch"] in (0, 1), log)
+        add(1)
+        with submitted(job.id, cluster.addresses[0], *options) as process:
+            client.seal_job(job.id, "clicks")
+            assert client.wait_job(job.id, round(1_000 * PATIENCE_S)).state == "completed"
+            assert process.wait(60) == 0, log.read_text()[-3_000:]
+        found = sorted(tuple(json.loads(claim.data).values()) for claim in client.claim(["b"], max=200, worker="w"))
+    assert found == [(0, page, 40) for page in pages]
     assert hosts.links == []
