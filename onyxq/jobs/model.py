@@ -112,7 +112,8 @@ class Output:
     foreach_batch: Ref | None = attrs.field(default=None, kw_only=True)
     """A function that is called as ``fn(rows, facts)`` with each committed batch, at least once.
 
-    ``rows`` is a list of segments, or an Arrow table if the options have a schema. ``facts`` is a dict of ``job``,
+    ``rows`` is a list of segments, or an Arrow table if the options have a schema. With the option ``rows`` as
+    ``frame`` it is a DataFrame of Spark, and the function runs in the host. ``facts`` is a dict of ``job``,
     ``version``, ``task``, ``batch`` and ``key``. A repeated call has the same ``key``. ``path`` is a folder for the
     rows until the call.
     """

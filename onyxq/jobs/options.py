@@ -13,6 +13,8 @@ COMPRESSIONS = ("snappy", "gzip", "zstd", "lz4", "brotli", "none")
 OTHER_FIELDS = ("refuse", "drop", "add")
 CALL = "foreach_batch"
 """Name that outputs with a function of the user have in place of a format."""
+FRAME = "frame"
+"""Value of the option ``rows`` with which a function of the user gets a DataFrame."""
 TABLES = ("delta", "kafka", "postgres", CALL)
 """Outputs that are not folders of files: tables and topics of other systems, and functions of the user."""
 GROWING = ("parquet", "delta")
@@ -37,7 +39,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
         *(f"{PRODUCER}{name}" for name in _PRODUCER.split()),
     ),
     "postgres": (*_COMMON, "url", "table", "key"),
-    CALL: _COMMON,
+    CALL: (*_COMMON, "rows"),
     "json": _COLUMNS,
     "parquet": (*_COLUMNS, "compression"),
     "text": _SIZES,
@@ -108,6 +110,11 @@ def takes_columns(task: Output) -> bool:
     return format_of(task) in _OF_COLUMNS and not looks
 
 
+def takes_frame(task: Output) -> bool:
+    """Return whether an output is a function that gets a DataFrame."""
+    return format_of(task) == CALL and task.options.get("rows") == FRAME
+
+
 def _is_count(said: str) -> bool:
     return said.isascii() and said.isdigit() and 1 <= int(said) <= COUNT_MAX
 
@@ -140,6 +147,7 @@ _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "header": (("true", "false").__contains__, "true or false"),
     "other_fields": (OTHER_FIELDS.__contains__, f"one of {', '.join(OTHER_FIELDS)}"),
     "partition_by": _NAMES,
+    "rows": (("arrow", FRAME).__contains__, f"arrow or {FRAME}"),
     "schema": (lambda said: bool(said.strip()), "names and types of columns, such as 'word string, n bigint'"),
     "table": (lambda said: all(said.split(".")) and said.count(".") < 2, "a table, or schema.table"),
     "url": (lambda said: not _PASSWORD.search(said), "without a password: everyone who sees the job would see it"),
@@ -215,6 +223,9 @@ def _of_columns(task: Output, kind: str, path: str, said: str) -> Iterator[Probl
             yield f"{path}.options.{name}", f"{said} is missing"
     if "schema" in task.options:
         return
+    if takes_frame(task):
+        what = f"{said} is missing: a DataFrame has columns; name them and their types, such as 'n bigint'"
+        yield f"{path}.options.schema", what
     if kind == "postgres":
         yield f"{path}.options.schema", f"{said} is missing: name the columns and their types, such as 'n bigint'"
     if kind == "csv":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -30,6 +30,8 @@ from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inp
 from onyxq.spark.plan.inputs import keeps_list
 from onyxq.spark.plan.regions import streams, timed
 from onyxq.spark.session import of_its_own
+from onyxq.spark.sinks.calls import call_with_frame
+from onyxq.spark.sinks.frame_calls import serving
 from onyxq.spark.state_copy import Resumed
 
 LOOK_S = 0.2
@@ -211,8 +213,16 @@ class Running:
             job, version=order.version, batch=order.batch, recorded=record, resumes=resumed is not None
         )
         setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, order.batch, order.slots)
+        with serving(session, job, call_with_frame) as calls:
+            self._with_lifecycles(session, job, evolve(setting, calls=calls), resumed)
+        if folders and not self._stopped:
+            file_sink.forget(folders, job=job.id)
+
+    def _with_lifecycles(self, session: Any, job: Job, setting: Setting, resumed: Resumed | None) -> None:
+        """Run the job's queries between the calls of its lifecycles, after it has taken over another job's state."""
+        order, checkpoint = self._order, setting.checkpoint
         if resumed is not None:
-            state_copy.resume(session, job, order.body, setting, resumed, checkpoints)
+            state_copy.resume(session, job, order.body, setting, resumed, self._place.checkpoints)
         note_job(checkpoint, order.body)
         lifecycles.in_worker(session, order.body, order.version, "before_job")
         try:
@@ -222,8 +232,6 @@ class Running:
                 lifecycles.in_worker(session, order.body, order.version, "after_job")
             raise
         lifecycles.in_worker(session, order.body, order.version, "after_job")
-        if folders and not self._stopped:
-            file_sink.forget(folders, job=job.id)
 
     def _queries(self, session: Any, job: Job, setting: Setting) -> None:
         """Run the job's query.

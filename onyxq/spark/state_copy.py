@@ -38,6 +38,8 @@ from onyxq.spark.files import file_sink
 from onyxq.spark.places import located
 from onyxq.spark.plan.compile import Setting, compiled, folders_of, restoring, sources
 from onyxq.spark.plan.regions import operators, streams
+from onyxq.spark.sinks.calls import call_with_frame
+from onyxq.spark.sinks.frame_calls import serving
 
 COLUMNS = "task string, payload binary"
 _ARROW = pyarrow.schema([("task", pyarrow.string()), ("payload", pyarrow.binary())])
@@ -90,14 +92,16 @@ def resume(session: Any, job: Job, body: bytes, setting: Setting, resumed: Resum
 
 def recover(session: Any, job: Job, batch: int, record: bytes, version: int) -> None:
     """Make the files of the last committed batch of a job visible, if its driver ended before it did so."""
-    folders, mark = folders_of(job), mark_of(record)
-    if not folders or not mark:
+    mark = mark_of(record)
+    if not folders_of(job) or not mark:
         return
-    publish = functools.partial(file_sink.publish, folders, job=job.id, batch=batch, mark=mark, version=version)
-    if any(folder.fn for folder in folders):  # A function of the user gets rows of it, in a worker.
-        session.sparkContext.parallelize([mark], 1).foreach(lambda _: publish())
-    else:
-        publish()
+    with serving(session, job, call_with_frame) as calls:
+        folders = folders_of(job, calls)
+        publish = functools.partial(file_sink.publish, folders, job=job.id, batch=batch, mark=mark, version=version)
+        if any(folder.fn for folder in folders) and not calls:  # A function of the user gets rows of it, in a worker.
+            session.sparkContext.parallelize([mark], 1).foreach(lambda _: publish())
+        else:
+            publish()
 
 
 def _kept(old: Job, new: Job) -> dict[str, tuple[str | None, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
@@ -14,14 +15,21 @@ pytest.importorskip("pyarrow")
 
 import pyarrow
 
+from onyxq.errors import BadRequest, Unavailable
 from onyxq.jobs import functions
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.job_check import check
+from onyxq.jobs.model import Input, Job, Output
 from onyxq.jobs.values import pack
-from onyxq.spark.failures import TaskFailed
+from onyxq.spark.failures import TaskFailed, of_exception
 from onyxq.spark.files import columns
 from onyxq.spark.files.file_sink import publish, stage
 from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Folder, Staging
+from onyxq.spark.plan.compile import Setting, compiled, folders_of
 from onyxq.spark.sinks import calls
+from onyxq.spark.sinks.frame_calls import serving
+from onyxq.spark.state_copy import recover
 from tests.jobs.generated_values import values
 from tests.spark.generated_columns import Rows, alike, rows
 
@@ -33,6 +41,11 @@ def note(rows: Any, facts: dict[str, Any]) -> None:
     CALLED.append((rows, facts))
     if FAILURES:
         raise FAILURES.pop()
+
+
+def note_frame(frame: Any, facts: dict[str, Any]) -> None:
+    """Note a call with a DataFrame, whose rows are computed here."""
+    note(sorted(row.value for row in frame.selectExpr("upper(value) value").collect()), facts)
 
 
 FAILURES: list[Exception] = []
@@ -124,3 +137,44 @@ def test_pickled_functions_are_called_too(tmp_path: Path) -> None:
     staged(out, 0, [5])
     publish([out], job="j", batch=0, mark="m0")
     assert marker.read_text() == "[5] 0"
+
+
+@pytest.mark.long
+def test_a_function_may_ask_for_a_dataframe(spark: Any, tmp_path: Path) -> None:
+    """The host calls it with its session, also for a batch that the driver before has not given to it."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a\nb\nc\n")
+    schema = {"schema": "value string", "rows": "frame"}
+    out = Output("out", foreach_batch=f"{__name__}:note_frame", path=str(tmp_path / "o [1]"), options=schema)
+    source = Input("in", format="text", path=str(tmp_path / "in"))
+    job = Job(id="j", workflow=[("in", "out")], catalog=[source, out], key_groups=2)
+    body = encode(job)
+    FAILURES.append(ValueError("no room"))
+    with serving(spark, job, calls.call_with_frame) as address:
+        setting = Setting(version=3, slots=2, checkpoint=str(tmp_path / "checkpoint"), connect=None, calls=address)
+        with pytest.raises(Exception, match="no room") as caught:
+            compiled(spark, decode(body), body, setting).start().awaitTermination()
+        failure = of_exception(caught.value)
+        assert (failure.error, failure.restart) == ("task out: ValueError: no room", True)
+        compiled(spark, decode(body), body, setting).start().awaitTermination()
+    (first, facts), again = CALLED
+    assert (first, facts["job"], facts["version"], facts["batch"]) == (["A", "B", "C"], "j", 3, 0)
+    assert again == (first, facts)
+
+    (folder,) = folders_of(job)
+    columns = described(pyarrow.schema([("value", pyarrow.string())]))
+    staged(evolve(folder, schema=columns), 1, [{"value": "d"}])
+    recover(spark, job, 1, msgpack.packb({"mark": "m1"}), 4)
+    rows, facts = CALLED[-1]
+    assert (rows, facts["version"], facts["batch"]) == (["D"], 4, 1)
+    staged(evolve(folder, schema=columns), 2, [{"value": "e"}])
+    with pytest.raises(Unavailable, match="only the host"):
+        publish([folder], job="j", batch=2, mark="m2")
+
+
+def test_a_dataframe_needs_columns() -> None:
+    """The option is checked when the job is submitted."""
+    for options, problem in (({"rows": "frame"}, "is missing: a DataFrame has columns"), ({"rows": "all"}, "arrow or")):
+        out = Output("out", foreach_batch="builtins:print", path="/hidden", options=options)
+        with pytest.raises(BadRequest, match=problem):
+            check(Job(id="j", workflow=[("in", "out")], catalog=[Input("in", queue="a"), out]))

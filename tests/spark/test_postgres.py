@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -290,3 +292,20 @@ def test_values_come_back_unchanged(server: str, tmp_path_factory: pytest.TempPa
         assert alike(*there_and_back(server, tmp_path_factory.mktemp("typed"), made.arrow, made.rows))
 
     passes()
+
+
+def test_the_fence_of_the_page_excludes_repeats_and_replaced_drivers(database: str) -> None:
+    """The function of the page, in the order in which drivers may call it."""
+    do(
+        database,
+        'CREATE TABLE charges ("order" text, "user" text, amount int)',
+        "CREATE TABLE fences (job text PRIMARY KEY, version bigint, batch bigint)",
+    )
+    _, _, rest = unchanged_tables.PAGE.partition("   :caption: fenced.py\n\n")
+    shown = textwrap.dedent(re.split(r"\n(?=\S)", rest)[0]).replace("dbname=shop", database)
+    named: dict[str, Any] = {"psycopg": psycopg}
+    exec(compile(shown, "fenced.py", "exec"), named)
+    for version, batch in ((3, 0), (3, 0), (3, 1), (4, 1), (4, 2), (3, 2), (3, 3)):
+        row = {"order": f"{version}/{batch}", "user": "ann", "amount": 7}
+        named["charge"](pyarrow.Table.from_pylist([row]), {"job": "j", "version": version, "batch": batch})
+    assert do(database, 'SELECT "order" FROM charges ORDER BY 1') == [("3/0",), ("3/1",), ("4/2",)]

@@ -37,6 +37,8 @@ class Folder:
     """Names and types of the columns (an Arrow schema, base64), or empty: found in the segments."""
     fn: str = ""
     """The function of an output with ``foreach_batch``, as `onyxq.spark.sinks.calls.reference` encodes it."""
+    calls: str = ""
+    """The address at which the host calls this function with a DataFrame (`onyxq.spark.sinks.frame_calls`)."""
 
     def system(self) -> tuple[fs.FileSystem, str]:
         """Return the file system, and the path in it."""

@@ -59,6 +59,8 @@ class Setting:
     """The last batch that was committed when the query started."""
     share: int | None = None
     """Slots that the job has; those of the session if not given."""
+    calls: str = ""
+    """Address of the host for functions that get a DataFrame (`onyxq.spark.sinks.frame_calls`)."""
 
 
 def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
@@ -178,7 +180,7 @@ class _Flow:
     def outputs(self, stage: Stage) -> tuple[Any, list[Folder], dict[str, Struct]]:
         """Return the rows that reach the sink, the outputs that are folders, with their columns, and the structs."""
         session, job = self._session, self._job
-        folders, parts = _folders(session, job), [self._entry(region) for region in stage.sides[0]]
+        folders, parts = _folders(session, job, self._setting.calls), [self._entry(region) for region in stage.sides[0]]
         if stage.columns:
             from onyxq.spark.plan.frame_outputs import laid_out
 
@@ -301,13 +303,13 @@ def _cut(job: Job, name: str, feeds: Sequence[Feed], most: int | None) -> Any:
     return join(feeds, job, task, most)
 
 
-def folders_of(job: Job) -> list[Folder]:
-    """Return its outputs that are folders of files.
+def folders_of(job: Job, calls: str = "") -> list[Folder]:
+    """Return its outputs that are folders of files; ``calls`` as in `Setting`.
 
     Columns that are given as SQL are not resolved yet.
     """
     tasks = [(task, place) for place, task in enumerate(job.catalog) if isinstance(task, Output)]
-    return [_folder(task, place) for task, place in tasks if task.queue is None]
+    return [evolve(_folder(task, place), calls=calls) for task, place in tasks if task.queue is None]
 
 
 # --- outputs -----------------------------------------------------------------------
@@ -324,9 +326,9 @@ def _common(job: Job, setting: Setting) -> dict[str, str]:
     }
 
 
-def _folders(session: Any, job: Job) -> list[Folder]:
-    names = [task.name for task in job.catalog]
-    return [_with_columns(session, folder, f"catalog[{names.index(folder.name)}]") for folder in folders_of(job)]
+def _folders(session: Any, job: Job, calls: str) -> list[Folder]:
+    names, found = [task.name for task in job.catalog], folders_of(job, calls)
+    return [_with_columns(session, folder, f"catalog[{names.index(folder.name)}]") for folder in found]
 
 
 def _as_struct(frame: Any, name: str) -> Any:
