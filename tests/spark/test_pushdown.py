@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -21,8 +22,14 @@ where o.amount > 95 and o.land = 'NO' and u.land <> 'SE'
 """
 
 
-def job(folder: Path, *, also: bool) -> Job:
-    """Return a job with a query over a stream of Parquet and a table of ORC; ``also``: a function reads the stream."""
+NEEDED = "id bigint, user string, amount bigint, land string, at timestamp"
+
+
+def job(folder: Path, *, also: bool, schema: str | None = None) -> Job:
+    """Return a job with a query over a stream of Parquet and a table of ORC.
+
+    ``also``: a function reads the stream, too; ``schema``: of the stream.
+    """
     return Job(
         id="pushed",
         workflow=[
@@ -36,6 +43,7 @@ def job(folder: Path, *, also: bool) -> Job:
                 "orders",
                 format="parquet",
                 path=str(folder / "orders"),
+                schema=schema,
                 time="at",
                 watermark_ms=1_000,
                 since_ms=1_000,
@@ -53,11 +61,10 @@ def job(folder: Path, *, also: bool) -> Job:
     )
 
 
-def scans(spark: Any, folder: Path, capsys: pytest.CaptureFixture[str], *, also: bool) -> dict[str, tuple[str, str]]:
+def scans(spark: Any, folder: Path, capsys: pytest.CaptureFixture[str], one: Job) -> dict[str, tuple[str, str]]:
     """Run the job; return format -> the filters that its files get, and the columns that are read."""
-    one = job(folder, also=also)
     body = encode(one)
-    setting = Setting(version=1, slots=2, checkpoint=str(folder / f"checkpoint-{also}"), connect=None)
+    setting = Setting(version=1, slots=2, checkpoint=mkdtemp(dir=folder), connect=None)
     query = compiled(spark, decode(body), body, setting).start()
     query.awaitTermination()
     capsys.readouterr()
@@ -70,7 +77,10 @@ def scans(spark: Any, folder: Path, capsys: pytest.CaptureFixture[str], *, also:
 def test_filters_and_columns_of_a_query_reach_the_files(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also through a watermark and a time at which the input begins; not if another task needs the whole rows."""
+    """Also through a watermark and a time at which the input begins.
+
+    Of an input that several tasks use, all columns are read, or those that its schema names.
+    """
     spark.conf.set("spark.sql.maxMetadataStringLength", 10_000)
     orders = spark.range(100).selectExpr(
         *(
@@ -89,7 +99,7 @@ def test_filters_and_columns_of_a_query_reach_the_files(
     )
     users.coalesce(1).write.orc(str(tmp_path / "users"))
 
-    found = scans(spark, tmp_path, capsys, also=False)
+    found = scans(spark, tmp_path, capsys, job(tmp_path, also=False))
     filters, columns = found["parquet"]
     assert "GreaterThan(amount,95)" in filters and "EqualTo(land,NO)" in filters
     assert {one.split(":")[0] for one in columns.split(",")} == {"id", "user", "amount", "land", "at"}
@@ -98,7 +108,10 @@ def test_filters_and_columns_of_a_query_reach_the_files(
     assert columns == "user:string,land:string"
     assert sorted(one["id"] for one in written(tmp_path / "out-False")) == [96, 98, 99]
 
-    filters, columns = scans(spark, tmp_path, capsys, also=True)["parquet"]
+    filters, columns = scans(spark, tmp_path, capsys, job(tmp_path, also=True))["parquet"]
     assert filters == "" and {"note", "other"} <= {one.split(":")[0] for one in columns.split(",")}
     assert sorted(one["id"] for one in written(tmp_path / "out-True")) == [96, 98, 99]
     assert len(written(tmp_path / "all", "parquet")) == 100
+
+    _, columns = scans(spark, tmp_path, capsys, job(tmp_path, also=True, schema=NEEDED))["parquet"]
+    assert {one.split(":")[0] for one in columns.split(",")} == {"id", "user", "amount", "land", "at"}
