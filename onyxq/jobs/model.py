@@ -46,9 +46,9 @@ __all__ = [
 ]
 
 PREVIEW = "onyxq.jobs.preview"
+"""Module that runs previews. It is loaded by name, because it imports this module."""
 SAVEPOINT = "savepoint:"
 """Begins a ``resume`` that names a savepoint; ids of jobs have no colon."""
-"""Module that runs previews. It is loaded by name, because it imports this module."""
 
 
 @frozen
