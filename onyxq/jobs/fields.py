@@ -209,6 +209,7 @@ KINDS: Mapping[type[Any], Mapping[str, Kind]] = {
         "within_ms": _SOME_TIME,
         "time": _KEY.or_none(),
         "watermark_ms": _TIME,
+        "keep_all": _TRUTH,
         **_SLOTS,
     },
     model.Frame: {**_FRAME, "fn": _REF, "params": _VALUES, "frames": _NAMES},

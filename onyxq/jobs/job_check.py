@@ -171,6 +171,16 @@ def _join(job: Job, task: Join, path: str) -> Iterator[Problem]:
         yield f"{path}.time", "is missing: within_ms needs to know the time of a segment"
     if task.time is not None and task.within_ms is None:
         yield f"{path}.within_ms", "is missing: time is only for finding pairs within it"
+    if task.within_ms is None and not task.keep_all and (endless := _endless_before(job, task.name)):
+        what = f"is missing: input {endless[0]!r} never ends, so {task.name!r} would keep all segments"
+        yield f"{path}.within_ms", f"{what}; if that is meant, set keep_all to True"
+
+
+def _endless_before(job: Job, name: str) -> list[str]:
+    """Return the inputs that lead to a task and never end; dead letters that are sent again do end."""
+    before = _reached([name], [(to, source) for source, to in job.workflow])
+    inputs = [task for task in job.catalog if isinstance(task, Input) and task.name in before]
+    return [one.name for one in inputs if not (one.bounded or one.static or letters.are_in(one.queue or ""))]
 
 
 def _workflow(job: Job) -> Iterator[Problem]:

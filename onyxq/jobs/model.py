@@ -161,8 +161,8 @@ class Join:
     """A task that pairs segments of two earlier tasks by key: ``{"left": ..., "right": ...}``.
 
     ``on`` is a field, or a function of the segment. With ``how="left"`` a left segment without a partner is emitted
-    with None. For inputs that never end, only segments with times at most ``within_ms`` apart are paired; ``time`` is
-    then the field or function for a segment's time, in milliseconds.
+    with None. With ``within_ms`` only segments with times at most that far apart are paired; ``time`` is then the field
+    or function for a segment's time, in milliseconds. Inputs that never end need it, or ``keep_all``.
     """
 
     name: str
@@ -174,6 +174,8 @@ class Join:
     time: Ref | None = attrs.field(default=None, kw_only=True)
     watermark_ms: int = attrs.field(default=0, kw_only=True)
     """How much later than the newest segment one may arrive and still find its partners, in milliseconds."""
+    keep_all: bool = attrs.field(default=False, kw_only=True)
+    """Whether it may keep all segments of inputs that never end: its state then grows until they are sealed."""
     min_slots: int = attrs.field(default=1, kw_only=True)
     max_slots: int | None = attrs.field(default=None, kw_only=True)
     percentage: int = attrs.field(default=0, kw_only=True)

@@ -165,7 +165,8 @@ def jobs(draw: st.DrawFn) -> Job:
         kind = draw(st.sampled_from([Function, Reduce, Join])) if len(befores) == 2 else Function
         edges.extend((before, name) for before in befores)
         if kind is Join:
-            catalog.append(Join(name, left=befores[0], right=befores[1], on=draw(keys), **draw(slots())))
+            left, right = befores
+            catalog.append(Join(name, left=left, right=right, on=draw(keys), keep_all=True, **draw(slots())))
         elif kind is Reduce:
             catalog.append(Reduce(name, **draw(slots())))
         else:

@@ -140,6 +140,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (join(right="one"), "catalog[2].right", "the same task as left"),
     (join(how="outer"), "catalog[2].how", "one of inner, left"),
     (join(within_ms=1_000), "catalog[2].time", "is missing"),
+    (join(), "catalog[2].within_ms", "input 'one' never ends, so 'both' would keep all segments"),
     (join(on=""), "catalog[2].on", "a field's name"),
     (conditions(Condition("spilt", ["raw"])), "flow_conditions[0].from", "did you mean split?"),
     (conditions(Condition("split", ["rwa"])), "flow_conditions[0].to", "did you mean raw?"),
@@ -258,6 +259,16 @@ def test_the_right_job_is_right() -> None:
     """The valid job, from which the tests make invalid ones, is accepted, and so is a join."""
     check(job())
     check(job(**join(how="left", on="pkg:key", within_ms=500, time="at")))
+
+
+def test_a_join_keeps_all_segments_only_of_inputs_that_end_or_if_that_is_meant() -> None:
+    """Inputs that do not lead to the join do not matter."""
+    check(job(**join(keep_all=True)))
+    beside = join()
+    files = [Input(name, format="json", path=f"/data/{name}") for name in ("one", "two")]
+    beside["catalog"] = [*files, *beside["catalog"][2:], Input("other", queue="d")]
+    beside["workflow"] = [*beside["workflow"], ("other", "out")]
+    check(job(**beside))
 
 
 @pytest.mark.parametrize(("changes", "field", "says"), WRONG, ids=[f"{field} {says}" for _, field, says in WRONG])
