@@ -26,6 +26,7 @@ from onyxq.spark.files.file_sink import found_schemas, publish, stage
 from onyxq.spark.files.formats import check_schema, described
 from onyxq.spark.files.staging import Folder, Staging, Written
 from onyxq.spark.sinks import delta, tables
+from tests.jobs.test_jobs_page import DOCS, code
 from tests.spark.generated_columns import Rows, alike, rows
 from tests.spark.test_files import Breaking, Broken
 from tests.spark.unchanged_tables import kept, refused
@@ -153,6 +154,19 @@ def _hidden(out: Folder) -> tuple[Any, list[str]]:
     for file in Path(aside).glob("part-*"):
         system.copy_file(str(file), f"{kept}/{file.name}")
     return system, [str(file) for file in Path(kept).iterdir()]
+
+
+def test_merged_files_change_no_rows_and_no_batch(tmp_path: Path) -> None:
+    """The example of the page runs between two batches, and a repeat is still recognized."""
+    lake = tmp_path / "lake"
+    out = output(lake)
+    for number in range(4):
+        batch(out, number, [{"n": number}])
+    exec(code("compact.py", (DOCS / "outputs.rst").read_text()).replace("/data/lake/sales", str(lake)), {})
+    assert len(deltalake.DeltaTable(str(lake)).file_uris()) == 1
+    batch(out, 3, [{"n": 3}])
+    batch(out, 4, [{"n": 4}])
+    assert numbers(lake) == [0, 1, 2, 3, 4]
 
 
 def test_a_job_that_had_the_same_id_does_not_hide_batches(tmp_path: Path) -> None:
