@@ -454,10 +454,10 @@ class Job:
     ) -> Preview:
         """Run the workflow in this process on the first ``count`` rows of each input; return what reaches its outputs.
 
-        No cluster and no Spark is needed. Files of text and JSON on this machine are read, the oldest file first.
-        ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; needed for
-        other inputs. ``batch_rows``: largest number of segments of each input in a batch; default: all are one batch.
-        ``ended``: whether the inputs end after these segments, so that every window is emitted.
+        No cluster and no Spark is needed. Files of text, JSON and Parquet on this machine are read, the oldest file
+        first. ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; needed
+        for other inputs. ``batch_rows``: largest number of segments of each input in a batch; default: all are one
+        batch. ``ended``: whether the inputs end after these segments, so that every window is emitted.
 
         Raises `BadRequest` if the job is not valid, contains a task that only Spark can run, or has an input that
         cannot be read here. Raises the exception of a function, with a note that names the task and the segment.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import gzip
 import os
 import re
@@ -228,7 +230,8 @@ def test_columns_of_json_are_those_of_all_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, more, why",
     [
-        ("{}", {"format": "csv", "schema": "n int"}, "text and JSON, not csv"),
+        ("{}", {"format": "csv", "schema": "n int"}, "text, JSON and Parquet, not csv"),
+        ("{}", {"format": "parquet"}, "cannot be read: Parquet"),
         ("{}", {"options": {"multiLine": "true"}}, "multiLine"),
         ("{}", {"schema": "n int, at timestamp"}, "the type of 'at timestamp'"),
         ('{"n": "1"}', {"schema": "n int"}, "line 1: n is '1', not a int"),
@@ -239,7 +242,7 @@ def test_columns_of_json_are_those_of_all_rows(tmp_path: Path) -> None:
         ("{}", {"path": "/no/such/path"}, "no files at /no/such/path"),
         ("{}", {"path": "s3a://bucket/in"}, "not on this machine"),
         ("{}\n\udcff", {}, "bytes that are not UTF-8"),
-        ("{}", {"format": None, "queue": "orders", "path": None}, "text and JSON, not the queue 'orders'"),
+        ("{}", {"format": None, "queue": "orders", "path": None}, "text, JSON and Parquet, not the queue 'orders'"),
     ],
 )
 def test_what_only_spark_can_read_is_refused(tmp_path: Path, text: str, more: dict[str, Any], why: str) -> None:
@@ -252,6 +255,44 @@ def test_what_only_spark_can_read_is_refused(tmp_path: Path, text: str, more: di
         tried.preview()
     assert refused.value.field == "rows" and "job.preview(rows={'in': [...]})" in refused.value.advice
     assert tried.preview(rows={"in": [{"n": 1}]}).outputs["out"] == [{"n": 1}]
+
+
+def test_the_first_rows_of_parquet_are_read(tmp_path: Path) -> None:
+    """Values are those that Spark reads."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    at = datetime.datetime(2027, 1, 1, 9, tzinfo=datetime.UTC)
+    row = {"n": 1, "at": at, "price": decimal.Decimal("1.50"), "tags": ["a", None], "name": None, "by": {"k": 1}}
+    types = [
+        ("n", pyarrow.int32()),
+        ("at", pyarrow.timestamp("us", "Europe/Oslo")),
+        ("price", pyarrow.decimal128(9, 2)),
+    ]
+    types += [("tags", pyarrow.list_(pyarrow.string())), ("name", pyarrow.string())]
+    types += [("by", pyarrow.map_(pyarrow.string(), pyarrow.int64()))]
+    rows = [{**row, "by": [("k", 1)]}] * 3
+    tried = filed(tmp_path, "", format="parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(types)), tmp_path / "8.json")
+    found = tried.preview(2).outputs["out"]
+    assert found == [row, row] and found[0]["at"].tzinfo == datetime.UTC
+
+
+def test_parquet_that_spark_may_read_otherwise_is_refused(tmp_path: Path) -> None:
+    """The type or the file is named."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    tried = filed(tmp_path, "", "", format="parquet")
+    for file, table, why in (
+        ("8.json", {"n": pyarrow.array([1], pyarrow.timestamp("ns"))}, "the type of 'n', timestamp[ns]"),
+        ("8.json", {"n": [1]}, "7.json cannot be read"),
+        ("7.json", {"m": [1]}, "has other columns than the file before it"),
+    ):
+        parquet.write_table(pyarrow.table(table), tmp_path / file)
+        os.utime(tmp_path / "8.json", (1, 1))
+        with pytest.raises(BadRequest, match=re.escape(why)):
+            tried.preview()
 
 
 def test_neither_spark_nor_pandas_is_loaded() -> None:

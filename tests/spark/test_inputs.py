@@ -11,8 +11,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from attrs import evolve
+from pyarrow import parquet
 
 from onyxq.client import Client
 from onyxq.jobs.encoding import decode, encode
@@ -177,6 +179,15 @@ def test_a_preview_reads_files_as_spark_does(spark: Any, tmp_path: Path) -> None
         (tmp_path / name / "a.json").write_text(text + "\n")
         catalog += [Input(name, format=kind, path=str(tmp_path / name), schema=schema)]
         catalog += [Output(f"{name}-out", format="json", path=str(tmp_path / f"{name}-out"))]
+    (tmp_path / "columns").mkdir()
+    row = {"n": 1, "s": "x", "l": [1.5, None], "d": {"k": None, "b": True}, "m": [("a", 2)]}
+    kinds = {"n": pyarrow.int16(), "s": pyarrow.large_string(), "l": pyarrow.list_(pyarrow.float32())}
+    kinds["d"] = pyarrow.struct({"k": pyarrow.string(), "b": pyarrow.bool_()})
+    kinds["m"] = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    table = pyarrow.Table.from_pylist([row, {"n": 2}], schema=pyarrow.schema(kinds))
+    parquet.write_table(table, tmp_path / "columns" / "a.parquet")
+    catalog += [Input("columns", format="parquet", path=str(tmp_path / "columns"))]
+    catalog += [Output("columns-out", format="json", path=str(tmp_path / "columns-out"))]
     edges = [(task.name, f"{task.name}-out") for task in catalog if isinstance(task, Input)]
     job = Job(id="previewed", workflow=edges, catalog=catalog, key_groups=2)
     run(spark, job, tmp_path)
