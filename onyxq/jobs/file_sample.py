@@ -1,7 +1,7 @@
 """The first rows of an input, read from files in this process, for previews.
 
 Only lines of text, plain JSON and Parquet are read: there this process and Spark give the same segments. Anything else
-is refused, and the caller gives the rows.
+is refused, and the caller gives the rows, or a session of Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.model import Input
-from onyxq.jobs.options import CORRUPT, format_of
+from onyxq.jobs.options import CORRUPT, FILES, format_of
 
 COLUMNS = "onyxq.spark.files.columns"
 """Module that makes segments of columns. It is loaded by name: only Parquet needs it, and pyarrow."""
@@ -62,6 +62,8 @@ def first_rows(task: Input, count: int) -> list[dict[str, Any]]:
 def refused(task: Input, why: str) -> BadRequest:
     """Return the error about an input that a preview cannot read."""
     hint = f"Give its rows: job.preview(rows={{{task.name!r}: [...]}})."
+    if format_of(task) in FILES:
+        hint += " Or let Spark read its files: job.preview(spark=session)."
     return BadRequest(f"input {task.name}: {why}", field="rows", hint=hint)
 
 

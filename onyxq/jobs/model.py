@@ -381,6 +381,8 @@ class Preview:
     """Name of each task with windows or a join -> number of segments that came too late."""
     letters: dict[str, list[Any]] = attrs.field(factory=dict)
     """Name of each task with dead letters -> their segments."""
+    dropped: int = 0
+    """Number of rows that Spark's watermark dropped in frame tasks."""
 
 
 @frozen(kw_only=True)
@@ -451,19 +453,23 @@ class Job:
         *,
         batch_rows: int | None = None,
         ended: bool = True,
+        spark: Any = None,
     ) -> Preview:
         """Run the workflow in this process on the first ``count`` rows of each input; return what reaches its outputs.
 
-        No cluster and no Spark is needed. Files of text, JSON and Parquet on this machine are read, the oldest file
-        first. ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; needed
-        for other inputs. ``batch_rows``: largest number of segments of each input in a batch; default: all are one
-        batch. ``ended``: whether the inputs end after these segments, so that every window is emitted.
+        No cluster is needed. Files on this machine are read, the oldest file first: text, JSON and Parquet. ``rows``:
+        name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; needed for other inputs.
+        ``batch_rows``: largest number of segments of each input in a batch; default: all are one batch. ``ended``:
+        whether the inputs end after these segments, so that every window is emitted. ``spark``: a session of Spark that
+        runs the job, and reads files of any format. By default a job with a `Frame`, `Sql` or `BatchFunction` runs in
+        the active session, or in one on this machine, which stays open. Other jobs need no Spark.
 
-        Raises `BadRequest` if the job is not valid, contains a task that only Spark can run, or has an input that
-        cannot be read here. Raises the exception of a function, with a note that names the task and the segment.
+        Raises `BadRequest` if the job is not valid, or has an input that cannot be read here, and `Incomplete` if it
+        needs Spark and something for it is not installed. Raises the exception of a function, with a note that names
+        the task and the segment; on Spark `TaskFailed`, which names them.
         """
         run: Callable[..., Preview] = importlib.import_module(PREVIEW).of_files
-        return run(self, count, rows or {}, batch_rows=batch_rows, ended=ended)
+        return run(self, count, rows or {}, batch_rows=batch_rows, ended=ended, spark=spark)
 
     def task(self, name: str) -> Task:
         """Return the catalog's entry of that name; raise `KeyError` if there is none."""

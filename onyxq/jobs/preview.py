@@ -1,7 +1,8 @@
-"""A job's workflow on given segments, in this process: without a cluster and without Spark.
+"""A job's workflow on given segments, in this process: without a cluster, and without Spark if no task needs it.
 
 The same code as on Spark runs functions, flow conditions, windows, triggers and joins. Segments are packed and unpacked
-where Spark would do so. Lifecycles, formats of inputs and outputs, and restarts are left out.
+where Spark would do so. Lifecycles, formats of inputs and outputs, and restarts are left out. A job with frame tasks
+runs on a Spark session of this process instead, as `onyxq.spark.preview` says.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from attrs import define, field
 
-from onyxq.core.errors import BadRequest
+from onyxq.core.errors import BadRequest, Incomplete
 from onyxq.core.limits import NAME_CHARACTERS_MAX
 from onyxq.jobs import flow_conditions, join_pairs, letters, window_groups
 from onyxq.jobs.file_sample import first_rows
@@ -26,6 +27,11 @@ from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Pr
 from onyxq.jobs.values import pack, pack_key, unpack
 from onyxq.jobs.windows import Parts, extents_at, getter, time_of, windowings
 
+ON_SPARK, INSTALLED = "onyxq.spark.preview", "onyxq.spark.home"
+"""Modules that run previews on Spark, and that find what is missing for it.
+
+They are loaded by name: other previews need no Spark.
+"""
 Routed = tuple[str, Any]
 """``(from, segment)``: a segment, and the task that it comes from."""
 Made = tuple[str, Any]
@@ -33,37 +39,42 @@ Made = tuple[str, Any]
 
 
 def of_files(
-    job: Job, count: int, rows: Mapping[str, Iterable[Any]], *, batch_rows: int | None, ended: bool
+    job: Job, count: int, rows: Mapping[str, Iterable[Any]], *, batch_rows: int | None, ended: bool, spark: Any
 ) -> Preview:
     """Run a job's workflow on ``rows``, and on the first ``count`` rows of all other inputs; see `Job.preview`."""
-    _check(job)
+    inputs = _checked(job, rows, batch_rows)
     if count < 1:
         raise BadRequest(f"count must be at least 1, not {count}", field="count")
-    others = {
-        task.name: first_rows(task, count) for task in job.catalog if isinstance(task, Input) and task.name not in rows
-    }
+    if _needs_spark(job, spark):
+        return _on_spark(job, rows, count=count, batch_rows=batch_rows, ended=ended, session=spark)
+    others = {task.name: first_rows(task, count) for task in inputs if task.name not in rows}
     return preview(job, {**rows, **others}, batch_rows=batch_rows, ended=ended)
 
 
 def preview(
-    job: Job, rows: Mapping[str, Iterable[Any]], *, batch_rows: int | None = None, ended: bool = True
+    job: Job,
+    rows: Mapping[str, Iterable[Any]],
+    *,
+    batch_rows: int | None = None,
+    ended: bool = True,
+    spark: Any = None,
 ) -> Preview:
     """Run a job's workflow on segments of its inputs, and return what reaches its outputs.
 
     ``rows``: name of an input -> its segments, such as ``{"value": line}`` for the format ``text``; other inputs are
     empty. ``batch_rows``: largest number of segments of each input in a batch; default: all are one batch. ``ended``:
-    whether the inputs end after these segments, so that every window is emitted.
+    whether the inputs end after these segments, so that every window is emitted. ``spark``: a session of Spark that
+    runs the job. By default a job with a `Frame`, `Sql` or `BatchFunction` runs in the active session, or in one on
+    this machine, which stays open. Other jobs need no Spark.
 
-    Raises `BadRequest` if the job is not valid, contains a task that only Spark can run, or has no input of a name in
-    ``rows``. Raises the exception of a function, with a note that names the task and the segment.
+    Raises `BadRequest` if the job is not valid, or has no input of a name in ``rows``, and `Incomplete` if it needs
+    Spark and something for it is not installed. Raises the exception of a function, with a note that names the task and
+    the segment; on Spark `TaskFailed`, which names them.
     """
-    _check(job)
-    inputs = {task.name: list(rows.get(task.name, ())) for task in job.catalog if isinstance(task, Input)}
-    for name in rows:
-        if name not in inputs:
-            raise BadRequest(f"rows has {name!r}, which is not an input; inputs are {', '.join(inputs)}", field="rows")
-    if batch_rows is not None and batch_rows < 1:
-        raise BadRequest(f"batch_rows must be at least 1, not {batch_rows}", field="batch_rows")
+    given = _checked(job, rows, batch_rows)
+    if _needs_spark(job, spark):
+        return _on_spark(job, rows, count=None, batch_rows=batch_rows, ended=ended, session=spark)
+    inputs = {task.name: list(rows.get(task.name, ())) for task in given}
     workflow = _Workflow(job)
     size = batch_rows or max(1, *map(len, inputs.values()))
     count = max(1, *(-(-len(found) // size) for found in inputs.values()))
@@ -76,13 +87,34 @@ def preview(
     return Preview(workflow.outputs, late, workflow.letters)
 
 
-def _check(job: Job) -> None:
-    """Raise `BadRequest` if the job is not valid, or contains a task that only Spark can run."""
+def _checked(job: Job, rows: Mapping[str, Iterable[Any]], batch_rows: int | None) -> list[Input]:
+    """Return the inputs of a job; raises `BadRequest` if the job or an argument of its preview is not valid."""
     check(job, importable=True)
-    for place, task in enumerate(job.catalog):
-        if isinstance(task, FRAME_TASKS):
-            what = f"catalog[{place}]: {task.name!r} is a {type(task).__name__}, which only Spark can run"
-            raise BadRequest(what, field=f"catalog[{place}]", hint="Test such a job on Spark.")
+    inputs = [task for task in job.catalog if isinstance(task, Input)]
+    names = [task.name for task in inputs]
+    for name in rows:
+        if name not in names:
+            raise BadRequest(f"rows has {name!r}, which is not an input; inputs are {', '.join(names)}", field="rows")
+    if batch_rows is not None and batch_rows < 1:
+        raise BadRequest(f"batch_rows must be at least 1, not {batch_rows}", field="batch_rows")
+    return inputs
+
+
+def _needs_spark(job: Job, session: Any) -> bool:
+    """Return whether a preview runs on Spark; raises `Incomplete` if it must, and cannot."""
+    frame = next((task for task in job.catalog if isinstance(task, FRAME_TASKS)), None)
+    if frame is None or session is not None:
+        return session is not None
+    lacking: Incomplete | None = importlib.import_module(INSTALLED).missing()
+    if lacking is not None:
+        what = f"{frame.name!r} is a {type(frame).__name__}, which only Spark can run: {lacking.message}"
+        raise Incomplete(what, hint=lacking.advice)
+    return True
+
+
+def _on_spark(job: Job, rows: Mapping[str, Iterable[Any]], **more: Any) -> Preview:
+    run: Callable[..., Preview] = importlib.import_module(ON_SPARK).run
+    return run(job, rows, **more)
 
 
 class _Workflow:
@@ -128,7 +160,7 @@ class _Workflow:
     def _handed(self, to: str, value: Any) -> list[Any]:
         """Return a segment as the next task gets it; nothing if it refuses the segment, which is then a dead letter."""
         try:
-            return [_handed_over(self._job.task(to), value)]
+            return [handed_over(self._job.task(to), value)]
         except Refused:
             if to not in self.letters:
                 raise
@@ -170,7 +202,7 @@ class Refused(BadRequest):
     """A segment that an output refuses."""
 
 
-def _handed_over(task: Task, value: Any) -> Any:
+def handed_over(task: Task, value: Any) -> Any:
     """Return a segment as the next task gets it; raises `Refused` for one that an output refuses, or `Unfit`."""
     if isinstance(task, Function):
         return value

@@ -251,6 +251,15 @@ def of_its_own(session: Any) -> Any:
     return found
 
 
+def of_a_user(session: Any) -> Any:
+    """Return `of_its_own` of a session that may lack the SQL settings on which jobs depend."""
+    found = of_its_own(session)
+    for name, said in configuration(Settings(Path()), Home(Path(), archive=None)).items():
+        if name.startswith("spark.sql.") and found.conf.isModifiable(name):
+            found.conf.set(name, said)
+    return found
+
+
 def machine_of(session: Any) -> int:
     """Return the process id of the session's virtual machine; ``spark-submit`` starts this process from there."""
     process = java.process(session)

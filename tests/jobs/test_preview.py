@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, Incomplete
 from onyxq.jobs.model import Condition, Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from onyxq.testing import preview
 
@@ -279,7 +279,7 @@ def test_the_first_rows_of_parquet_are_read(tmp_path: Path) -> None:
 
 
 def test_parquet_that_spark_may_read_otherwise_is_refused(tmp_path: Path) -> None:
-    """The type or the file is named."""
+    """The type or the file is named, and Spark is offered."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -291,8 +291,9 @@ def test_parquet_that_spark_may_read_otherwise_is_refused(tmp_path: Path) -> Non
     ):
         parquet.write_table(pyarrow.table(table), tmp_path / file)
         os.utime(tmp_path / "8.json", (1, 1))
-        with pytest.raises(BadRequest, match=re.escape(why)):
+        with pytest.raises(BadRequest, match=re.escape(why)) as refused:
             tried.preview()
+        assert "job.preview(spark=session)" in refused.value.advice
 
 
 def test_neither_spark_nor_pandas_is_loaded() -> None:
@@ -311,8 +312,8 @@ assert not {"pyspark", "pandas", "pyarrow"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_task_that_only_spark_runs_is_refused_by_name() -> None:
-    """A query is not passed over as if it changed nothing."""
+def test_a_task_that_only_spark_runs_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query is not passed over as if it changed nothing; `tests.spark.test_preview` has the rest."""
     queried = Job(
         workflow=[("orders", "big"), ("big", "out")],
         catalog=[
@@ -321,6 +322,8 @@ def test_a_task_that_only_spark_runs_is_refused_by_name() -> None:
             Output("out", format="json", path="/no/such/out"),
         ],
     )
-    with pytest.raises(BadRequest, match="'big' is a Sql, which only Spark can run") as refused:
-        preview(queried, {"orders": [{"n": 1}]})
-    assert refused.value.field == "catalog[1]"
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # Python then does not find it.
+    for call in (lambda: preview(queried, {"orders": [{"n": 1}]}), queried.preview):
+        with pytest.raises(Incomplete, match="'big' is a Sql, which only Spark can run: .*pyspark is not") as refused:
+            call()
+        assert "onyxq[spark]" in refused.value.advice

@@ -161,7 +161,7 @@ def batch(chosen: Sequence[dict[str, Any]]) -> Any:
 def written_by(routed: Routed, outs: dict[str, Folder], batches: Sequence[Any], part: int = 0) -> list[tuple[str, int]]:
     """Write batches as one task; return the numbers in its hidden files, each with its output."""
     task = Staging(outs, job=JOB, batch=0, part=part)
-    routed._write(routed._rows(batches, task), task, 0)
+    routed._write(routed._rows(batches, task.add_batch), task, 0)
     files = [(one.out, Path(outs[one.out].path) / "_onyxq" / JOB / one.name) for one in task.finish()]
     return [(out, number) for out, file in files for number in parquet.ParquetFile(file).read()["n"].to_pylist()]
 
@@ -229,13 +229,13 @@ def test_rows_of_all_parts_and_inputs_have_lineages_of_their_own(tmp_path: Path)
     parts = [("rows", 0, 5), ("segments", 0, 3), ("rows", 1, 2), ("rows", 2, 4)]
     given_rows = [row(name, 100 * part + number, part) for name, part, count in parts for number in range(count)]
     batches = [batch(given_rows[:3]), batch(given_rows[3:9]), batch(given_rows[9:])]
-    found = list(routed._rows(batches, Staging(outs, job=JOB, batch=0, part=0)))
+    found = list(routed._rows(batches, Staging(outs, job=JOB, batch=0, part=0).add_batch))
     assert [out for out, _, _ in found] == ["b"] * 14
     assert [payload for _, _, payload in found] == [
         pack({"n": 100 * part + number}) for _, part, count in parts for number in range(count)
     ]
     assert len({lineage for _, lineage, _ in found}) == 14
-    alone = list(routed._rows([batch(given_rows[8:10])], Staging(outs, job=JOB, batch=0, part=0)))
+    alone = list(routed._rows([batch(given_rows[8:10])], Staging(outs, job=JOB, batch=0, part=0).add_batch))
     assert alone == found[8:10], "a part has the same lineages wherever it is read"
 
 

@@ -69,13 +69,8 @@ def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
     ``session`` is the job's own: its SQL settings are changed. ``body`` is the job's bytes.
     """
     job = _grouped(job, setting)
-    _configure(session, job)
-    plan = stages(job)
-    flow = _Flow(session, job, setting, Place(body=body, job=job.id, version=setting.version))
-    flow.open(uses(plan))
-    for stage in plan[:-1]:
-        flow.add(stage)
-    return flow.sink(plan[-1])
+    configure(session, job)
+    return Flow(session, job, setting, Place(body=body, job=job.id, version=setting.version)).query()
 
 
 def restoring(session: Any, job: Job, body: bytes, setting: Setting, state: Any) -> Any:
@@ -85,7 +80,7 @@ def restoring(session: Any, job: Job, body: bytes, setting: Setting, state: Any)
     stream of tasks and payloads, as `onyxq.spark.state_copy` writes them.
     """
     job = _grouped(job, setting)
-    _configure(session, job)
+    configure(session, job)
     plan = stages(job)
     flow = _Restoring(session, job, setting, Place(body=body, job=job.id, version=setting.version), state)
     flow.open(uses(plan))
@@ -96,7 +91,7 @@ def restoring(session: Any, job: Job, body: bytes, setting: Setting, state: Any)
     return writer.trigger(availableNow=True)
 
 
-class _Flow:
+class Flow:
     """The frames of a job's inputs and cuts, one after the other."""
 
     def __init__(self, session: Any, job: Job, setting: Setting, place: Place) -> None:
@@ -107,6 +102,14 @@ class _Flow:
         self._bounds = bounds(job, setting.slots if setting.share is None else setting.share)
         self._end = _end(session, setting) if stateful(job) else None
         self._opened: dict[str, Opened] = {}
+
+    def query(self) -> Any:
+        """Return the writer of all outputs, from the inputs on."""
+        plan = stages(self._job)
+        self.open(uses(plan))
+        for stage in plan[:-1]:
+            self.add(stage)
+        return self.sink(plan[-1])
 
     def open(self, used: Mapping[str, int]) -> None:
         """Open the inputs.
@@ -222,7 +225,7 @@ class _Flow:
         return writer.trigger(processingTime=f"{job.trigger_ms} milliseconds")
 
 
-class _Restoring(_Flow):
+class _Restoring(Flow):
     """The same frames, with the state of another job instead of segments."""
 
     def __init__(self, session: Any, job: Job, setting: Setting, place: Place, state: Any) -> None:
@@ -276,7 +279,8 @@ def _grouped(job: Job, setting: Setting) -> Job:
     return evolve(job, key_groups=parts_in(setting.checkpoint) or first)
 
 
-def _configure(session: Any, job: Job) -> None:
+def configure(session: Any, job: Job) -> None:
+    """Set the SQL settings of a job's own session that depend on the job; it has a number of key groups."""
     groups = str(job.key_groups)
     session.conf.set(PARTS, groups)
     session.conf.set("spark.sql.files.minPartitionNum", groups)  # files are split in the same way on every peer

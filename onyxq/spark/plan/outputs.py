@@ -16,7 +16,7 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property, lru_cache
 from itertools import groupby
@@ -39,7 +39,7 @@ from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.files.staging import Written as File
 from onyxq.spark.lineage import of_letter
 from onyxq.spark.plan import rows
-from onyxq.spark.plan.fused import Place, Row, made
+from onyxq.spark.plan.fused import Place, Row, Take, made
 from onyxq.spark.plan.regions import Region, stages
 
 FORMAT = "onyxq-outputs"
@@ -141,13 +141,38 @@ class Outputs(DataSource):
         return Routed(folders, options)
 
 
-class Routed(DataSourceStreamArrowWriter):
+class Fed(DataSourceStreamArrowWriter):
+    """Base of the writers that get the sink's columns."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+        self._job = options["job"]
+
+    def _rows(
+        self, batches: Iterable[Any], columns: Callable[[str, Any], None], take: Take | None = None
+    ) -> Iterator[Row]:
+        """Yield what regions make of the rows, and pass the rows that stay columns to ``columns``.
+
+        That function gets the name of an output and an Arrow batch. ``take``: as for `made`.
+        """
+        structs = {name: Struct(**said) for name, said in json.loads(self._options["structs"]).items()}
+        body = base64.b64decode(self._options["body"])
+        place = Place(body, self._job, int(self._options["version"]))
+        for name, found in groupby(runs(batches), itemgetter(0)):
+            struct, mine = structs[name], (batch for _, batch in found)
+            if struct.entry:
+                yield from made(place, _regions(body)[struct.entry], struct.shape, struct.names, mine, take)
+            for batch in mine:  # If there was a region, it has read all.
+                for out in struct.outs:
+                    columns(out, batch)
+
+
+class Routed(Fed):
     """Writes the rows of the sink's columns, and what regions make of them, to their outputs."""
 
     def __init__(self, folders: dict[str, Folder], options: dict[str, str]) -> None:
+        super().__init__(options)
         self._folders = folders
-        self._options = options
-        self._job = options["job"]
         self._errors: dict[str, str] = json.loads(options.get("errors", "{}"))
         self._lettered = frozenset(json.loads(options.get("letters", "[]")))
         """Outputs for which a segment that they refuse becomes a dead letter."""
@@ -177,20 +202,6 @@ class Routed(DataSourceStreamArrowWriter):
 
     # --- executors
 
-    def _rows(self, batches: Iterable[Any], staging: Staging) -> Iterator[Row]:
-        """Yield what regions make of the rows, and write the rows that are columns, or that files take as they are."""
-        structs = {name: Struct(**said) for name, said in json.loads(self._options["structs"]).items()}
-        body = base64.b64decode(self._options["body"])
-        place = Place(body, self._job, int(self._options["version"]))
-        take = staging.take if self._only_files else None
-        for name, found in groupby(runs(batches), itemgetter(0)):
-            struct, mine = structs[name], (batch for _, batch in found)
-            if struct.entry:
-                yield from made(place, _regions(body)[struct.entry], struct.shape, struct.names, mine, take)
-            for batch in mine:  # If there was a region, it has read all.
-                for out in struct.outs:
-                    staging.add_batch(out, batch)
-
     def write(self, iterator: Iterator[Any]) -> Written:
         """Prepare the rows of one task; runs on an executor."""
         context: Any = TaskContext.get()
@@ -204,8 +215,9 @@ class Routed(DataSourceStreamArrowWriter):
             part=context.partitionId(),
             found=lambda folder: found().get(folder.name, ""),
         )
+        take = staging.take if self._only_files else None
         try:
-            parts = self._write(self._rows(iterator, staging), staging, batch)
+            parts = self._write(self._rows(iterator, staging.add_batch, take), staging, batch)
             return Written(tuple(staging.finish()), parts)
         except BadRequest as error:
             staging.discard()
