@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -166,6 +167,48 @@ def shop(folder: Path) -> Job:
         ],
         key_groups=2,
     )
+
+
+def late_rows(folder: Path, rows: list[dict[str, Any]]) -> Job:
+    """Return a job whose batches read one row each, with tasks that filter the rows that its windows have."""
+    for number, row in enumerate(rows):
+        file = folder / f"in/{number}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(row))
+        os.utime(file, (1_000_000 + number, 1_000_000 + number))
+    one = {"maxFilesPerTrigger": "1"}
+    source = Input("orders", None, "json", str(folder / "in"), one, schema=ORDERS, time="at", watermark_ms=0)
+    return Job(
+        id="late",
+        workflow=[
+            *(("orders", "all"), ("all", "hours"), ("all", "rare"), ("orders", "none")),
+            *((name, f"{name} out") for name in ("hours", "rare", "none")),
+        ],
+        catalog=[
+            source,
+            Sql("all", "select * from orders"),
+            Sql("hours", "select window.start as hour, count(*) as n from all group by window(at, '1 hour')"),
+            Sql("rare", "select id from all where amount = 1"),
+            Sql("none", "select id from orders where user is null"),
+            *(
+                Output(f"{name} out", format="parquet", path=str(folder / name), options={"schema": schema})
+                for name, schema in (("hours", "hour timestamp, n long"), ("rare", "id long"), ("none", "id long"))
+            ),
+        ],
+        key_groups=2,
+    )
+
+
+def test_a_task_that_filters_rows_does_not_hold_back_the_windows_of_another(spark: Any, tmp_path: Path) -> None:
+    """The watermark follows all rows of the input; so a row of an hour that is over is late."""
+    rows = [
+        {"id": hour, "user": "u", "amount": int(hour < 1), "at": f"2027-01-01T{hour:02d}:30:00Z"}
+        for hour in (0, 1, 2, 3, 4, 1)
+    ]
+    completed(spark, late_rows(tmp_path, rows), tmp_path)
+    assert [one["id"] for one in written(tmp_path / "rare", "parquet")] == [0]
+    found = sorted((one["hour"].hour, one["n"]) for one in written(tmp_path / "hours", "parquet"))
+    assert found == [(hour, 1) for hour in range(5)]
 
 
 def test_the_static_join_of_the_page_runs(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructField, StructType
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.frame_check import columns_of, parameters
-from onyxq.jobs.model import BatchFunction, Frame, FrameTask, Input, Job, Sql
+from onyxq.jobs.model import FRAME_TASKS, BatchFunction, Frame, FrameTask, Input, Job, Sql
 from onyxq.jobs.options import CORRUPT
 from onyxq.jobs.values import Unfit, unpack
 from onyxq.spark import java
@@ -29,7 +29,7 @@ from onyxq.spark.files.formats import decoded, described
 from onyxq.spark.functions import resolve
 from onyxq.spark.plan import rows
 from onyxq.spark.plan.fused import Place, run
-from onyxq.spark.plan.inputs import DEFAULTS, Opened, check_names, placed, quoted, unnamed
+from onyxq.spark.plan.inputs import DEFAULTS, Opened, check_names, placed, quoted, unnamed, whole
 from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.plan.regions import Region
 
@@ -199,12 +199,23 @@ def _cast(batch: Any, fields: Any) -> Any:
 
 
 def _timed(job: Job, task: Input | FrameTask, frame: Any) -> Any:
+    """Return the frame with the task's watermark.
+
+    Spark has a watermark for each use of the frame, and the smallest one counts for the job. So with several uses the
+    filters of one use must not take rows away before the watermark: they would hold back the windows of all others.
+    """
     if task.time is None:
         return frame
     try:
-        return frame.withWatermark(task.time, f"{task.watermark_ms} milliseconds")
+        frame = frame.withWatermark(task.time, f"{task.watermark_ms} milliseconds")
     except PySparkException as error:
         raise _wrong(job, task, ".time", f"cannot have the watermark: {said_by(error)}") from error
+    return whole(frame) if _ways(job, task.name) > 1 else frame
+
+
+def _ways(job: Job, name: str) -> int:
+    """Return the number of ways from a task through frame tasks to other tasks."""
+    return sum(_ways(job, to) if isinstance(job.task(to), FRAME_TASKS) else 1 for to in job.after(name))
 
 
 def _struct(job: Job, task: Input | FrameTask, name: str, columns: str) -> StructType:

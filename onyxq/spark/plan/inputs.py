@@ -198,7 +198,7 @@ def shared(opened: Opened, parts: int) -> Opened:
 
     Spark plans equal exchanges once, so the optimizer must not move projections or filters below the exchange. For
     this, the exchange's key names all columns, although only the part decides (no part is negative, so Spark
-    never computes the hash of the columns), and the filter above it is not deterministic, although it is always true.
+    never computes the hash of the columns). The exchange is `whole`.
     """
     from pyspark.sql import functions as of
 
@@ -206,7 +206,17 @@ def shared(opened: Opened, parts: int) -> Opened:
     columns = [_hashable(of.col(quoted(field.name)), field.dataType) for field in opened.frame.schema]
     key = of.when(part < 0, of.xxhash64(*columns)).otherwise(part)
     exchanged = frame.repartition(parts, key).alias(SHARED)
-    return evolve(opened, frame=exchanged.where(of.spark_partition_id() >= 0))
+    return evolve(opened, frame=whole(exchanged))
+
+
+def whole(frame: Any) -> Any:
+    """Return the same frame, below which the optimizer moves no filter: the one here is never false, but random.
+
+    Spark regards the number of a part as random.
+    """
+    from pyspark.sql import functions as of
+
+    return frame.where(of.spark_partition_id() >= 0)
 
 
 def _hashable(column: Any, kind: Any) -> Any:
