@@ -13,6 +13,7 @@ from onyxq.errors import Incomplete
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.outbox.postgres import database, postgres
 from tests.processes.cluster import SESSION_TIMEOUT_MS, Cluster
+from tests.spark.standalone_world import Standalone, standalone
 
 __all__ = ["database", "postgres"]
 
@@ -46,6 +47,18 @@ async def cluster(
     name = f"test-{uuid.uuid4().hex[:12]}"
     patience = {"yield_after_ms": yield_after_ms, "session_timeout_ms": session_timeout_ms}
     async with Cluster(tmp_path, zookeeper=zookeeper.hosts, name=name, **patience) as found:
+        yield found
+
+
+@pytest.fixture
+def spark(zookeeper: ZookeeperServer, tmp_path: Path) -> Iterator[Standalone]:
+    """Start a standalone master of Spark and two workers; tests with a ZooKeeper have Java.
+
+    The workers have room for the executors of three sessions, because those of replaced drivers stay for a while.
+    """
+    folder = tmp_path / "standalone"
+    folder.mkdir()
+    with standalone(folder, cores=3, memory="3g") as found:
         yield found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from onyxq.client import AsyncClient
+from onyxq.errors import Superseded
 from onyxq.spark.session import descendants
 from tests.processes.cluster import Cluster, PeerProcess
 
@@ -88,3 +89,74 @@ class Frozen:
         for pid in self.family:
             if is_running(pid):
                 os.kill(pid, number)
+
+
+class Faults:
+    """Faults of a running job's processes; each returns when the job runs again.
+
+    ``before`` is the job at the time of the fault.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    async def virtual_machine(self, before: dict[str, Any]) -> None:
+        """Kill the virtual machine of the driver's host; the same peer starts another host."""
+        await self._host(before, machine_of)
+
+    async def host(self, before: dict[str, Any]) -> None:
+        """Kill the driver's host; the same peer starts another one."""
+        await self._host(before, lambda host: host)
+
+    async def _host(self, before: dict[str, Any], victim: Callable[[int], int]) -> None:
+        host = host_of(self.watch.driver_in(before))
+        os.kill(victim(host), signal.SIGKILL)
+
+        def starts(job: dict[str, Any]) -> bool:
+            return bool(job["progress"] and job["progress"].get("host_starts", 0) > before["progress"]["host_starts"])
+
+        after = await self.watch.until("another host", lambda job: job["version"] > before["version"] or starts(job))
+        assert not is_running(host)
+        assert after["version"] == before["version"], "a host that dies costs its peer nothing"
+
+    async def peer(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Kill the driver's peer, whose host dies too; another one takes over. Return the job then."""
+        peer = self.watch.driver_in(before)
+        host = host_of(peer)
+        peer.kill()
+        after = await self._taken_over(before)
+        assert after["batch"] >= before["batch"] and not is_running(host)
+        return after
+
+    async def frozen(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Freeze driver and peer; once another one has the job, thaw the driver, and later its peer.
+
+        The driver learns of its replacement only from its peer, which continues when the new driver's query
+        runs. Return the job then.
+        """
+        peer = self.watch.driver_in(before)
+        host = host_of(peer)
+        frozen = Frozen(peer)
+        try:
+            await self.watch.until("a version for another", lambda job: job["version"] > before["version"])
+            assert peer.runs and is_running(host), "it was frozen, not dead"
+            frozen.signal(signal.SIGCONT)
+            after = await self._taken_over(before)
+        except BaseException:
+            frozen.signal(signal.SIGKILL)
+            raise
+        peer.thaw()
+        return after
+
+    async def _taken_over(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Wait until another peer drives the job; check that the log refuses a batch of the driver before."""
+
+        def by_another(job: dict[str, Any]) -> bool:
+            return job["version"] > before["version"] and bool(job["ready"])
+
+        after = await self.watch.until("another driver", by_another)
+        assert self.watch.driver_in(after) is not self.watch.driver_in(before)
+        with pytest.raises(Superseded):
+            old = {"job": self.watch.job, "version": before["version"]}
+            await self.watch.client.commit_batch(name="too late", batch=after["batch"] + 1, **old)
+        return after

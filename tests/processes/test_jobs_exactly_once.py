@@ -10,12 +10,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +23,8 @@ from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
 from onyxq.leader.transaction_parts import SWEEP_EVERY_S
 from tests.processes.cluster import Cluster, PeerProcess, bounded
-from tests.processes.jobs_watched import STEP_S_MAX, Frozen, Watch, host_of, is_running, machine_of
-from tests.spark.standalone_world import Standalone, standalone
+from tests.processes.jobs_watched import STEP_S_MAX, Faults, Watch
+from tests.spark.standalone_world import Standalone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
@@ -50,8 +47,7 @@ WRONG = 25
 """Every such segment is a number instead of a text: the job's function fails."""
 TOGETHER = max(100, SEGMENTS // 400)
 LOOK_S = 0.25
-WORKER_CORES, EXECUTOR_MEMORY = 3, "512m"
-"""Room for the executors of three sessions, because those of replaced drivers stay for a while."""
+EXECUTOR_MEMORY = "512m"
 SEED = 8
 
 
@@ -105,20 +101,12 @@ def word(number: int) -> int:
     return number % WORDS
 
 
-@pytest.fixture
-def spark(zookeeper: object, tmp_path: Path) -> Iterator[Standalone]:
-    """Start a standalone master and two workers; tests with a ZooKeeper have Java."""
-    folder = tmp_path / "standalone"
-    folder.mkdir()
-    with standalone(folder, cores=WORKER_CORES, memory="3g") as found:
-        yield found
-
-
 class Fire:
     """The running job, and the faults of its processes."""
 
     def __init__(self, watch: Watch, spark: Standalone) -> None:
         self.watch = watch
+        self.faults = Faults(watch)
         self.spark = spark
         self.sent = 0
         self.completed = 0
@@ -173,26 +161,11 @@ class Fire:
         print(f"{time.monotonic() - self.began:6.1f} s, {self.completed} of {self.sent} done: {text}", flush=True)
 
     async def _driver(self, before: dict[str, Any]) -> None:
-        """Kill the host or its virtual machine; the same peer starts another."""
-        peer = self.watch.driver_in(before)
-        host = host_of(peer)
-        os.kill(self._random.choice((host, machine_of(host))), signal.SIGKILL)
-
-        def goes_on(job: dict[str, Any]) -> bool:
-            return bool(job["progress"] and job["progress"]["host_starts"] > before["progress"]["host_starts"])
-
-        after = await self.watch.until("another host", lambda job: job["version"] > before["version"] or goes_on(job))
-        assert not is_running(host)
-        assert after["version"] == before["version"], "a host that dies costs its peer nothing"
+        await self._random.choice((self.faults.host, self.faults.virtual_machine))(before)
 
     async def _peer(self, before: dict[str, Any]) -> None:
-        """Kill the driver's peer, whose host dies too; another one takes over."""
-        peer = self.watch.driver_in(before)
-        host = host_of(peer)
-        peer.kill()
-        after = await self._taken_over(before, peer)
-        assert after["batch"] >= before["batch"] and not is_running(host)
-        await self.watch.cluster.start(peer.name)
+        self._say_taken_over(await self.faults.peer(before))
+        await self.watch.cluster.start(self.watch.driver_in(before).name)
         await self._whole()
 
     async def _worker(self, before: dict[str, Any]) -> None:
@@ -201,33 +174,11 @@ class Fire:
         self.spark.add_worker()
 
     async def _frozen(self, before: dict[str, Any]) -> None:
-        """Freeze driver and peer; once another one has the job, thaw the driver, and later its peer.
-
-        The driver learns of its replacement only from its peer, which continues when the new driver's query
-        runs.
-        """
-        peer = self.watch.driver_in(before)
-        host = host_of(peer)
-        frozen = Frozen(peer)
-        try:
-            await self.watch.until("a version for another", lambda job: job["version"] > before["version"])
-            assert peer.runs and is_running(host), "it was frozen, not dead"
-            frozen.signal(signal.SIGCONT)
-            await self._taken_over(before, peer)
-        except BaseException:
-            frozen.signal(signal.SIGKILL)
-            raise
-        peer.thaw()
+        self._say_taken_over(await self.faults.frozen(before))
         await self._whole()
 
-    async def _taken_over(self, before: dict[str, Any], peer: PeerProcess) -> dict[str, Any]:
-        def by_another(job: dict[str, Any]) -> bool:
-            return job["version"] > before["version"] and bool(job["ready"])
-
-        after = await self.watch.until("another driver", by_another)
-        assert self.watch.driver_in(after) is not peer
-        self._say(f"version {after['version']} goes on behind batch {after['batch']}")
-        return after
+    def _say_taken_over(self, after: dict[str, Any]) -> None:
+        self._say(f"version {after['version']} continues after batch {after['batch']}")
 
     async def _whole(self) -> None:
         await self.watch.cluster.whole(*NAMES, seconds=STEP_S_MAX)

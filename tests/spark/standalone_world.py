@@ -91,9 +91,11 @@ class Standalone:
 
     def executors(self) -> list[bytes]:
         """Return the commands of the executors that run."""
-        pids = [pid for worker in self.workers for pid in worker.family()]
-        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if alive(pid)]
-        return [one for one in commands if b"CoarseGrainedExecutorBackend" in one]
+        return [one for worker in self.workers for one in _executors(worker)]
+
+    def holders(self) -> list[Daemon]:
+        """Return the workers that run an executor."""
+        return [worker for worker in self.workers if _executors(worker)]
 
     def begin(self, workers: int) -> None:
         """Wait for the master, then start workers and wait for them."""
@@ -123,6 +125,11 @@ class Standalone:
         """Kill all of it."""
         for daemon in self._daemons:
             daemon.kill()
+
+
+def _executors(worker: Daemon) -> list[bytes]:
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in worker.family() if alive(pid)]
+    return [one for one in commands if b"CoarseGrainedExecutorBackend" in one]
 
 
 @contextmanager
