@@ -100,11 +100,13 @@ def local_cluster(data: Path, *options: str) -> Iterator[Cluster]:
                 peer.kill()
 
 
-def run(job: Job, cluster: Cluster) -> None:
-    """Submit a job and wait for its end; raises `Failed` if it did not complete."""
+def run(job: Job, cluster: Cluster, *sealed: str) -> None:
+    """Submit a job, seal some of its inputs, and wait for its end; raises `Failed` if it did not complete."""
     print(f"job {job.id}: submitted to {cluster.address}, where Spark is started for it")
     began = time.monotonic()
     name = api.submit(job, cluster.address)
+    for source in sealed:
+        api.seal(name, source, cluster.address)
     outcome = completed(api.wait(name, cluster.address, timeout=JOB_S_MAX))
     took = f"{time.monotonic() - began:.1f} s, the start of Spark included"
     print(f"job {job.id}: completed with batch {outcome.batch} after {took}")

@@ -1,59 +1,59 @@
-"""A web log with Spark's own tools: a join with a table, session windows, and hours in SQL."""
+"""A web log with DataFrames and SQL: a join, bad lines, late rows, windows, and alerts that a second job reads."""
 
-from collections import Counter
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import running
-from pyarrow import parquet
+import web_log_count
 from pyspark.sql import functions as F
 
 from onyxq import Frame, Input, Job, Output, Sql
 
-BEGIN, GAP = datetime(2027, 1, 15, tzinfo=UTC), timedelta(minutes=30)
-HOURS = "select window.start as hour, land, sum(bytes) as bytes from known group by window(at, '1 hour'), land"
-USERS = [{"user": number, "land": ("NO", "SE", "FI")[number % 3]} for number in range(40)]
-TIMES = [BEGIN + timedelta(seconds=97 * number) for number in range(5_000)]
-LOG = [{"at": at.isoformat(), "user": n * n % 83 % 40, "bytes": n * 7919 % 50_000} for n, at in enumerate(TIMES)]
+LINE = "id long, at timestamp, user string, status int, bytes long, _corrupt_record string"
+BAD = "select _corrupt_record as line from lines where _corrupt_record is not null"
+MINUTES = """select window.start as minute, land, count(*) as requests, sum(bytes) as bytes
+             from requests group by window(at, '1 minute'), land"""
+ALERTS = "select id, cast(at as string) as at, user, land, status from requests where status >= 500"
+ALERT = "id long, at timestamp, user string, land string, status int"
+BURSTS = "select window.start, status, count(*) as alerts from alerts group by window(at, '10 minutes'), status"
 
 
-def known(requests: Any, users: Any) -> Any:
-    """Return the requests with the country of their user."""
-    return requests.join(users, "user")
+def requests(lines: Any, users: Any) -> Any:
+    """Return the good lines with the country of their user."""
+    good = lines.where("_corrupt_record is null").drop("_corrupt_record")
+    return good.join(users, "user", "left").fillna("unknown", "land")
 
 
-def visits(known: Any) -> Any:
-    """Return the visits of each user, which end after half an hour without a request."""
-    visit = F.session_window("at", "30 minutes")
-    return known.groupBy("user", visit).count().select("user", "session_window.start", "count")
+def visits(requests: Any) -> Any:
+    """Return the visits of each user, which end after three minutes without a request."""
+    visits = requests.groupBy("user", F.session_window("at", "3 minutes"))
+    sums = visits.agg(F.count("*").alias("requests"), F.sum("bytes").alias("bytes"))
+    return sums.select("user", "session_window.start", "requests", "bytes")
 
 
 def web_log(at: Any) -> Job:
-    """Return the job, from folders of requests and users to folders of visits and hours."""
-    edges = ["requests known", "users known", "known visits", "known hours", "visits visits_out", "hours hours_out"]
-    requests = Input("requests", None, "json", f"{at}/log", schema="at timestamp, user long, bytes long", time="at")
-    users = Input("users", None, "json", f"{at}/users", schema="user long, land string", static=True)
-    tasks = [requests, users, Frame("known", known), Frame("visits", visits), Sql("hours", HOURS)]
-    outputs = [Output(f"{name}_out", format="parquet", path=f"{at}/{name}") for name in ("visits", "hours")]
-    return Job(workflow=[edge.split() for edge in edges], catalog=tasks + outputs)
+    """Return the job from folders of lines and users to tables and a queue of alerts; a batch reads one file."""
+    one = {"maxFilesPerTrigger": "1"}
+    lines = Input("lines", None, "json", f"{at}/log", one, schema=LINE, time="at", watermark_ms=120_000)
+    users = Input("users", None, "csv", f"{at}/users", schema="user string, land string", static=True)
+    tasks = [lines, users, Frame("requests", requests), Sql("bad", BAD), Sql("minutes", MINUTES)]
+    tasks += [Frame("visits", visits), Sql("alerts", ALERTS), Output("alerts_out", queue="alerts", ordering_key="user")]
+    edges = ["lines requests", "users requests", "lines bad", "requests minutes", "requests visits", "requests alerts"]
+    return job("web-log", [*edges, "alerts alerts_out"], tasks, at, "requests", "bad", "minutes", "visits")
 
 
-def main() -> None:
-    """Run the job, and compare its output with a computation in Python."""
-    with running.folder() as at, running.local_cluster(at / "peer") as cluster:
-        running.write_json(at / "log/1.json", LOG)
-        running.write_json(at / "users/1.json", USERS)
-        running.run(web_log(at), cluster)
-        found = [[(*row.values(),) for row in parquet.read_table(at / to).to_pylist()] for to in ("visits", "hours")]
-    visited, hours, last = Counter(), Counter(), {}
-    for time, row in zip(TIMES, LOG, strict=True):
-        began, before = last.get(row["user"], (time, time))
-        last[row["user"]] = (began if time - before < GAP else time), time
-        visited[row["user"], last[row["user"]][0]] += 1
-        hours[time.replace(minute=0, second=0), USERS[row["user"]]["land"]] += row["bytes"]
-    running.check("visits", found[0], ((*key, count) for key, count in visited.items()))
-    running.check("bytes by hour", found[1], ((*key, size) for key, size in hours.items()))
+def reports(at: Any) -> Job:
+    """Return the second job, from the queue of alerts to tables; the log is shorter than its watermark."""
+    alerts = Input("alerts", queue="alerts", schema=ALERT, time="at", watermark_ms=7_200_000)
+    tasks = [alerts, Sql("reports", "select * from alerts"), Sql("bursts", BURSTS)]
+    return job("reports", ["alerts reports", "alerts bursts"], tasks, at, "reports", "bursts")
+
+
+def job(name: str, edges: list[str], tasks: list[Any], at: Any, *tables: str) -> Job:
+    """Return a job; the results of some of its tasks become tables."""
+    outputs = [Output(f"{table}_out", format="parquet", path=f"{at}/{table}") for table in tables]
+    workflow = [edge.split() for edge in [*edges, *(f"{table} {table}_out" for table in tables)]]
+    return Job(id=name, workflow=workflow, catalog=tasks + outputs)
 
 
 if __name__ == "__main__":
-    running.main(main)
+    running.main(lambda: web_log_count.compare(web_log, reports))
