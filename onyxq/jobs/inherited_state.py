@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgpack
+
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Frame, Input, Job, Join, Pickled, Reduce, Sql, Window
@@ -18,24 +20,43 @@ _INPUT = ("queue", "format", "path", "static")
 _WINDOW = ("task", "kind", "range_ms", "slide_ms", "gap_ms", "key", "time", "aggregation", "field")
 _JOIN = ("on", "time", "within_ms")
 """Fields that decide what a state or a place means; others may change."""
+END = "<end>"
+"""Name of the source that ends all inputs. The query of a job has it only if Spark keeps state for the job."""
 
 
 def stateful(job: Job) -> bool:
-    """Return whether Spark may keep state for the job, so that it cannot continue from offsets alone."""
+    """Return whether Spark may keep state for the job: of a frame task only the plan shows it, see `keeps_state`."""
     return any(isinstance(task, (Reduce, Join, Frame, Sql)) for task in job.catalog)
 
 
-def check_fit(old: Job, new: Job, *, completed: bool = False) -> None:
+def keeps_state(job: Job, record: bytes) -> bool:
+    """Return whether Spark keeps state for the job, so that it cannot continue from offsets alone.
+
+    ``record``: what the log has of the job's last batch. Without it, frame tasks count as tasks that keep state.
+    """
+    if not stateful(job):
+        return False
+    return not record or any(isinstance(task, (Reduce, Join)) for task in job.catalog) or has_state(record)
+
+
+def has_state(record: bytes) -> bool:
+    """Return whether the job of a record (`onyxq.spark.checkpoint.recorded`) keeps state, as far as that shows it."""
+    inputs: list[str] | None = msgpack.unpackb(record)["inputs"]
+    return inputs is None or END in inputs
+
+
+def check_fit(old: Job, new: Job, *, record: bytes = b"", completed: bool = False) -> None:
     """Raise `BadRequest` for the first field of a job that does not fit what it takes over from ``old``.
 
-    A job that has ``completed`` has emitted all its windows, so only the places of its inputs are left.
+    ``record``: of the last batch of ``old``. A job that has ``completed`` has emitted all its windows, so only the
+    places of its inputs are left.
     """
-    for field, what in _inputs(old, new) if completed else problems(old, new):
+    for field, what in _inputs(old, new) if completed else problems(old, new, record):
         raise BadRequest(f"{field} {what}", field=field)
 
 
-def problems(old: Job, new: Job) -> Iterator[Problem]:
-    """Yield ``(field, problem)`` for all that does not fit."""
+def problems(old: Job, new: Job, record: bytes = b"") -> Iterator[Problem]:
+    """Yield ``(field, problem)`` for all that does not fit; ``record``: of the last batch of ``old``."""
     keeping = [*(window.id for window in old.windows), *(task.name for task in old.catalog if _keeps(task))]
     for name in new.drop_state:
         if name not in keeping:
@@ -43,6 +64,8 @@ def problems(old: Job, new: Job) -> Iterator[Problem]:
     yield from _inputs(old, new)
     yield from _windows(old, new)
     yield from _joins(old, new)
+    if not keeps_state(old, record):
+        return
     frames = [task.name for task in old.catalog if isinstance(task, (Frame, Sql)) and task.name not in new.drop_state]
     if frames:
         yield (

@@ -255,7 +255,7 @@ class Jobs:
         known = self._node.replica.jobs.get(name)
         if known is not None:
             completed = found["state"] == lifetime.COMPLETED
-            check_fit(encoding.decode(known.body), job, completed=completed)
+            check_fit(encoding.decode(known.body), job, record=known.offsets, completed=completed)
         if not stateful(job):
             return
         if found["state"] not in lifetime.ENDED and not replace:

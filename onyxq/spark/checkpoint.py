@@ -25,7 +25,7 @@ from attrs import frozen
 from pyarrow import fs
 
 from onyxq.core.errors import Incomplete
-from onyxq.jobs.inherited_state import stateful
+from onyxq.jobs.inherited_state import keeps_state
 from onyxq.jobs.model import Job
 from onyxq.spark.places import exists, located, read, write
 from onyxq.spark.plan.regions import streams
@@ -91,7 +91,7 @@ class Checkpoints:
         last = max(batch, 0) if recorded else batch  # A job that begins elsewhere has a batch 0 that read nothing.
         committed = recorded if batch >= 0 else b""
         if exists(system, mine) and not _has(system, mine, last, committed):
-            if stateful(job):
+            if keeps_state(job, recorded):
                 raise Incomplete(
                     f"job {job.id} cannot continue on this peer: under {base} it has the state of another attempt at "
                     f"batch {last} than the log",
@@ -103,7 +103,7 @@ class Checkpoints:
             if before is not None:
                 _copy(system, f"{root}/{before}", mine, last)
             elif recorded:
-                if stateful(job) and batch >= 0:
+                if batch >= 0 and keeps_state(job, recorded):
                     raise _unreachable(job, base)
                 _fresh(system, mine, last, recorded, streams(job) if inputs_in(recorded) else None)
             elif batch >= 0:
@@ -111,7 +111,7 @@ class Checkpoints:
         _drop(system, mine, last)
         if not _listed(system, f"{mine}/commits"):
             _drop_state(system, mine)
-        if not stateful(job):  # Copied state names its schema by the folder in which it was written.
+        if not keeps_state(job, recorded):  # Copied state names its schema by the folder in which it was written.
             for older in _versions(system, root, below=version)[1:]:
                 system.delete_dir(f"{root}/{older}")
         return f"{base.rstrip('/')}/{job.id}/{version}"
@@ -228,12 +228,6 @@ def inputs_in(record: bytes) -> list[str] | None:
 def is_whole(record: bytes) -> bool:
     """Return whether a record names all files that inputs have read."""
     return bool(record) and msgpack.unpackb(record)["sources"] is not None
-
-
-def has_state(record: bytes) -> bool:
-    """Return whether the job of a record keeps state, as far as the record shows it."""
-    inputs = inputs_in(record)
-    return inputs is None or END in inputs
 
 
 def continue_after(folder: str, record: bytes, inputs: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError
 
 from onyxq.core.errors import OnyxqError
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.inherited_state import stateful
+from onyxq.jobs.inherited_state import keeps_state
 from onyxq.spark import home, java, warm_up
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.job_run import Order, Place, Running, Say
@@ -143,7 +143,7 @@ class Host:
             record = base64.b64decode(said.get("offsets", ""))
             version = int(said["version"])
             recover(self._session, job, int(said.get("batch", -1)), record, version)
-            until_ms = int(said.get("until_ms", 0)) if stateful(job) else 0
+            until_ms = int(said.get("until_ms", 0)) if keeps_state(job, record) else 0
             self._place.checkpoints.forget(job, version=version, until_ms=until_ms)
         except (OSError, OnyxqError) as error:
             print(f"the checkpoint of job {said['job']} stays where it is: {error}", file=sys.stderr)

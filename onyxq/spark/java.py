@@ -20,6 +20,14 @@ _OTHER_CODE = re.compile(
 """What a parsed query contains that calls methods of Java, starts programs, or computes the name of what it calls."""
 _COMMANDS = ("Command", "ParsedStatement", "ExecutableDuringAnalysis", "InsertIntoDir")
 """Kinds of nodes that Spark executes as soon as it reads them, also below ``WITH`` and in a union of inserts."""
+_STATELESS = frozenset(
+    (
+        "CTERelationDef CTERelationRef CollectMetrics EventTimeWatermark Filter Generate Join MapInArrow MapInPandas "
+        "Project PythonMapInArrow RebalancePartitions Repartition RepartitionByExpression ResolvedHint "
+        "StreamingRelation StreamingRelationV2 SubqueryAlias Union View WithCTE"
+    ).split()
+)
+"""Kinds of nodes that treat each row of a stream alone, or each row of a stream with tables."""
 _FIELDS = "spark.sql.debug.maxToStringFields"
 """Spark's setting for how many parts of a node are in its text; further ones are left out."""
 
@@ -141,6 +149,18 @@ def check_append(session: Any, frame: Any) -> None:
     root.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
         plan(frame), root.streaming.OutputMode.Append()
     )
+
+
+def keeps_state(frame: Any) -> bool:
+    """Return whether Spark may keep state from batch to batch for the rows of a streaming frame: in doubt, True."""
+    waiting = [plan(frame)]
+    while waiting:
+        node = waiting.pop()
+        streams = [part for part in _children(node) if part.isStreaming()]
+        if node.nodeName() not in _STATELESS or (node.nodeName() == "Join" and len(streams) > 1):
+            return True
+        waiting += streams
+    return False
 
 
 def sql_problem(session: Any, text: str) -> str:

@@ -18,7 +18,6 @@ from pyspark.errors import PySparkException
 
 from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.model import Job
 from onyxq.spark import java, pools, progress, savepoints, state_copy
 from onyxq.spark.checkpoint import Checkpoints, end_event_time, note_job
@@ -29,6 +28,7 @@ from onyxq.spark.plan import end_of_input, lifecycles
 from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of, sources
 from onyxq.spark.plan.inputs import keeps_list
 from onyxq.spark.plan.regions import streams, timed
+from onyxq.spark.plan.rows import END
 from onyxq.spark.session import of_its_own
 from onyxq.spark.sinks.calls import call_with_frame
 from onyxq.spark.sinks.frame_calls import serving
@@ -120,6 +120,8 @@ class Running:
         """Inputs of files whose list Spark keeps."""
         self.saved: savepoints.Source | None = None
         """The checkpoint of the query, for savepoints; None until it runs."""
+        self._keeps_state = False
+        """Whether Spark keeps state for the query."""
         self._places: dict[str, str] = {}
         """Places that it writes to, for messages about a full disk."""
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
@@ -236,10 +238,10 @@ class Running:
     def _queries(self, session: Any, job: Job, setting: Setting) -> None:
         """Run the job's query.
 
-        With windows, joins or frames, run it again after the end of its inputs, for their last output.
+        If it keeps state, run it again after the end of its inputs, for the last output of windows and joins.
         """
         self._query_once(session, job, setting)
-        if stateful(job) and not self._stopped and not end_of_input.noted(setting.checkpoint):
+        if self._keeps_state and not self._stopped and not end_of_input.noted(setting.checkpoint):
             if timed(job):
                 end_event_time(setting.checkpoint)
             end_of_input.note(setting.checkpoint)
@@ -250,7 +252,9 @@ class Running:
         frame = java.frame_of(writer)
         self._uses = progress.uses_of(frame)
         self._listed = frozenset(task.name for task in inputs_of(job) if keeps_list(task))
-        self.saved = savepoints.Source(job, self.version, setting.checkpoint, streams(job) or sources(frame))
+        inputs = streams(job) or sources(frame)
+        self._keeps_state = END in inputs
+        self.saved = savepoints.Source(job, self.version, setting.checkpoint, inputs)
         with self._lock:
             if self._stopped:
                 return
@@ -319,7 +323,7 @@ class Running:
         empty = any(progress.began_ms(said) > over_ms and progress.is_empty(said) for said in recent)
         if not (endless or drained.is_set() or empty):
             return functools.partial(self._until_drained, over_ms, drained)
-        if not stateful(job) or timed(job):
+        if timed(job) or not self._keeps_state:
             query.stop()
             return self._stopping
         end_of_input.note(setting.checkpoint)

@@ -18,7 +18,7 @@ from attrs import frozen
 from onyxq.core.errors import Incomplete
 from onyxq.jobs import join_pairs, window_groups
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.inherited_state import check_fit, kept_joins, kept_windows
+from onyxq.jobs.inherited_state import check_fit, has_state, kept_joins, kept_windows
 from onyxq.jobs.key_state import later
 from onyxq.jobs.model import Job, Reduce
 from onyxq.jobs.values import pack, unpack
@@ -27,7 +27,6 @@ from onyxq.spark.checkpoint import (
     SOURCES_BYTES_MAX,
     Checkpoints,
     continue_after,
-    has_state,
     inputs_in,
     is_restored,
     job_in,
@@ -76,7 +75,7 @@ def resume(session: Any, job: Job, body: bytes, setting: Setting, resumed: Resum
     if resumed.place or (resumed.state != "completed" and has_state(record)):
         folder = resumed.place or checkpoints.left_by(resumed.job, job, resumed.batch, record)
         old = decode(job_in(folder))
-        check_fit(old, job)
+        check_fit(old, job, record=record)
         recover(session, old, resumed.batch, record, setting.version)
         record = recorded(folder, resumed.batch, mark_of(record), inputs_in(record), bytes_max=SOURCES_BYTES_MAX)
         cells = [_state(session, folder, old, task, names, resumed.batch) for task, names in _kept(old, job).items()]

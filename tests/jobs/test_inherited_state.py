@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 from attrs import evolve
 
 from onyxq.errors import BadRequest
-from onyxq.jobs.inherited_state import check_fit
-from onyxq.jobs.model import Aggregation, Frame, Function, Input, Job, Join, Output, Pickled, Reduce, Trigger, Window
+from onyxq.jobs.inherited_state import END, check_fit, keeps_state
+from onyxq.jobs.model import (
+    Aggregation,
+    BatchFunction,
+    Frame,
+    Function,
+    Input,
+    Job,
+    Join,
+    Output,
+    Pickled,
+    Reduce,
+    Sql,
+    Trigger,
+    Window,
+)
 
 OLD = Job(
     id="old",
@@ -29,6 +44,24 @@ OLD = Job(
     key_groups=4,
 )
 NEW = evolve(OLD, id="new", resume="old")
+
+
+ROWS = Job(
+    id="old",
+    workflow=[("in", "large"), ("large", "out")],
+    catalog=[
+        Input("in", queue="in", schema="n int"),
+        Sql("large", "select * from `in` where n > 5"),
+        Output("out", queue="out"),
+    ],
+)
+"""A job whose frame task keeps no state; only the record of a batch shows that."""
+
+
+def record(*inputs: str) -> bytes:
+    """Return the record of a batch of a query with these sources."""
+    packed: bytes = msgpack.packb({"offsets": b"", "mark": "", "inputs": inputs or None, "sources": None})
+    return packed
 
 
 def changed(things: tuple[Any, ...], name: str, **fields: Any) -> tuple[Any, ...]:
@@ -114,3 +147,24 @@ def test_state_inside_spark_is_not_taken_over() -> None:
     with pytest.raises(BadRequest, match="'minute' in drop_state too"):
         check_fit(old, evolve(new, drop_state=("ranks",)))
     check_fit(old, evolve(new, drop_state=("ranks", "minute", "total", "both")))
+
+
+def test_the_record_of_a_batch_shows_whether_frame_tasks_keep_state() -> None:
+    """Spark's plan decides. Before the first batch, and without names of the sources, they count as if they did."""
+    assert not keeps_state(ROWS, record("in"))
+    assert all(keeps_state(ROWS, one) for one in (b"", record(), record("in", END)))
+    assert keeps_state(OLD, record("in"))
+    batches = BatchFunction("large", "m:large", returns="n int")
+    assert not keeps_state(evolve(ROWS, catalog=(ROWS.catalog[0], batches, ROWS.catalog[2])), b"")
+
+
+def test_frame_tasks_without_state_need_no_drop_state() -> None:
+    """The query may be another one; places must fit as always."""
+    new = evolve(ROWS, id="new", resume="old", catalog=changed(ROWS.catalog, "large", sql="select n from `in`"))
+    check_fit(ROWS, new, record=record("in"))
+    check_fit(ROWS, evolve(new, drop_state=("large",)), record=record("in"))
+    for one in (b"", record("in", END)):
+        with pytest.raises(BadRequest, match="'large' keeps state inside Spark"):
+            check_fit(ROWS, new, record=one)
+    with pytest.raises(BadRequest, match=r"catalog\[0\]\.queue"):
+        check_fit(ROWS, evolve(new, catalog=changed(new.catalog, "in", queue="other")), record=record("in"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgpack
 import pytest
 
 from log_entries import commit_batch
 from onyxq.errors import BadRequest
-from onyxq.jobs.model import Input, Job, Output, Reduce, Trigger, Window
+from onyxq.jobs.model import Input, Job, Output, Reduce, Sql, Trigger, Window
 from tests.jobs.driving_world import Stage, on_stage, submit
 
 
@@ -52,6 +53,29 @@ def test_a_job_replaces_another_and_continues_after_its_last_batch() -> None:
         stage.link("new").die("out of memory")
         await stage.until(lambda: len(stage.link("new").told("start")) == 1, "another host starts it")
         assert [one["resumed"] for one in stage.link("new").told("start")] == [None]
+
+    on_stage(play, spark=(0,))
+
+
+def test_a_query_without_state_is_replaced_without_drop_state() -> None:
+    """The record of its last batch has no source that ends all inputs: Spark's plan keeps no state."""
+
+    def query(name: str, text: str, **more: Any) -> Job:
+        catalog = [Input("in", queue="a", schema="n int"), Sql("large", text), Output("out", queue="b")]
+        return Job(id=name, workflow=[("in", "large"), ("large", "out")], catalog=catalog, **more)
+
+    async def play(stage: Stage) -> None:
+        new = query("new", "select n from `in` where n > 7", resume="old")
+        await submit(stage, query("old", "select n from `in` where n > 5"))
+        await stage.ready("old")
+        said = {"offsets": b"", "mark": "", "sources": None}
+        await commit(stage, "old", 4, msgpack.packb({**said, "inputs": ["in", "<end>"]}))
+        with pytest.raises(BadRequest, match="'large' keeps state inside Spark"):
+            await stage.client.submit_job(new, replace=True)
+        await commit(stage, "old", 5, msgpack.packb({**said, "inputs": ["in"]}))
+        await stage.client.submit_job(new, replace=True)
+        await stage.ready("new")
+        assert stage.job("old").state == "killed"
 
     on_stage(play, spark=(0,))
 

@@ -13,7 +13,7 @@ from attrs import evolve
 pytest.importorskip("pyarrow")
 
 from onyxq.errors import Incomplete
-from onyxq.jobs.model import Input, Job, Output, Reduce, Window
+from onyxq.jobs.model import Input, Job, Output, Reduce, Sql, Window
 from onyxq.spark.checkpoint import (
     RECORD_BYTES_MAX,
     Checkpoints,
@@ -36,6 +36,11 @@ STATEFUL = Job(
     workflow=[("in", "sum"), ("sum", "out")],
     catalog=[Input("in", queue="q"), Reduce("sum"), Output("out", queue="r")],
     windows=[Window("w", "sum")],
+)
+QUERY = Job(
+    id="j",
+    workflow=[("in", "large"), ("large", "out")],
+    catalog=[Input("in", queue="q"), Sql("large", "select * from `in` where n > 5"), Output("out", queue="r")],
 )
 CLAIMS = [["00" * 20, 7, 3]]
 
@@ -180,6 +185,18 @@ def test_state_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
     assert len(record) <= RECORD_BYTES_MAX
     with pytest.raises(Incomplete, match="too many files"):
         Checkpoints(str(tmp_path / "new")).fit(JOB, version=2, batch=0, recorded=record)
+
+
+def test_a_frame_task_whose_plan_keeps_no_state_continues_without_the_checkpoint(tmp_path: Path) -> None:
+    """The sources in the record show it. With the source that ends all inputs there may be state, which is needed."""
+    planned(tmp_path / "old", 3, committed=3, files=2)
+    new = Checkpoints(str(tmp_path / "new"))
+    with pytest.raises(Incomplete, match="another peer kept its checkpoint"):
+        new.fit(QUERY, version=2, batch=2, recorded=recorded(str(tmp_path / "old"), 2, "", ["<end>"]))
+    record = recorded(str(tmp_path / "old"), 2, "", ["in"])
+    at = Path(new.fit(QUERY, version=2, batch=2, recorded=record))
+    assert (names(at, "offsets"), names(at, "commits"), names(at, "sources/0")) == (["1", "2"], ["2"], ["0", "1"])
+    assert offsets_of(str(at), 2) == msgpack.unpackb(record)["offsets"]
 
 
 def test_of_a_long_log_of_files_the_newest_summary_and_what_follows_is_recorded(tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ from pyspark.sql import functions as of
 from onyxq import BatchFunction, Frame, Function, Input, Job, Output, Sql
 from onyxq.interfaces.cli.jobs import load_job
 from onyxq.jobs.encoding import encode
-from onyxq.spark.checkpoint import Checkpoints
+from onyxq.spark import java
+from onyxq.spark.checkpoint import Checkpoints, recorded
 from onyxq.spark.job_run import Order, Place, Running
+from onyxq.spark.plan.compile import Setting, compiled, sources
 from tests.jobs.test_jobs_page import DOCS, code
-from tests.spark.job_world import HERE, written
+from tests.spark.job_world import HERE, run, written
 
 pytestmark = pytest.mark.long
 
@@ -88,6 +90,64 @@ def test_a_query_from_json_to_parquet(spark: Any, tmp_path: Path) -> None:
     assert {row.user for row in found.collect()} == {f"U{number}" for number in range(5)}
     assert {one["id"]: one["half"] for one in written(tmp_path / "lines")} == big
     assert not (tmp_path / "out" / "_onyxq").exists()
+
+
+STATELESS = (
+    "select *, value + 1 as more from rows where value > 5 and value in (select id from numbers)",
+    "with large as (select * from rows where value > 5) select * from large union all select * from large",
+    "select /*+ broadcast(numbers), repartition(3) */ * from rows left join numbers on id = value",
+    "select timestamp, explode(sequence(0, value)) as n from rows",
+    "select value, n from rows join (select id, count(*) as n from numbers group by id) on id = value",
+)
+STATEFUL = (
+    "select distinct timestamp from rows",
+    "select window(timestamp, '1 hour') as hour, count(*) as n from rows group by 1",
+    "select * from rows join others using (value)",
+    "select * from rows limit 5",
+)
+
+
+def test_the_plan_shows_whether_spark_keeps_state(spark: Any) -> None:
+    """A node of a kind that is not known to be without state counts as one with state."""
+    stream = spark.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
+    for name in ("rows", "others"):
+        stream.createOrReplaceTempView(name)
+    spark.range(5).createOrReplaceTempView("numbers")
+    assert [text for text in STATELESS if java.keeps_state(spark.sql(text))] == []
+    assert [text for text in STATEFUL if not java.keeps_state(spark.sql(text))] == []
+    plain = stream.withColumn("n", of.udf(abs, "long")("value")).repartition(3)
+    plain = plain.observe("seen", of.count("*").alias("n"))
+    mapped = plain.mapInArrow(lambda batches: batches, plain.schema)
+    assert not java.keeps_state(mapped.union(plain.mapInPandas(lambda batches: batches, plain.schema)))
+    assert java.keeps_state(mapped.dropDuplicates(["value"]))
+
+
+def test_a_query_without_state_continues_where_its_checkpoint_is_not(spark: Any, tmp_path: Path) -> None:
+    """The log's record of the last batch is enough; each row is in the output once."""
+    job = Job(
+        id="places",
+        workflow=[("orders", "big"), ("again", "big"), ("big", "out"), ("big", "lines")],
+        catalog=[
+            *(
+                Input(name, format="json", path=f"{tmp_path}/{name}/*", schema="id long")
+                for name in ("orders", "again")
+            ),
+            Sql("big", "select id from orders where id > 5 union all select id from again"),
+            *(Output(name, format="json", path=str(tmp_path / name)) for name in ("out", "lines")),
+        ],
+    )
+    for name, first in (("orders", 0), ("again", 100)):
+        write(tmp_path / name / "1", [{"id": first + number} for number in range(10)])
+    at, setting = run(spark, job, tmp_path), Setting(version=1, slots=2, checkpoint=str(tmp_path), connect=None)
+    names = sources(java.frame_of(compiled(spark, job, encode(job), setting)))
+    assert {*names} == {"orders", "again"}
+    record = recorded(str(at), 0, "", names)
+    for name, first in (("orders", 10), ("again", 110)):
+        write(tmp_path / name / "2", [{"id": first + number} for number in range(10)])
+    run(spark, job, tmp_path / "elsewhere", version=2, batch=0, recorded=record)
+    wanted = [*range(6, 20), *range(100, 120)]
+    for name in ("out", "lines"):
+        assert sorted(one["id"] for one in written(tmp_path / name)) == wanted
 
 
 def with_lands(orders: Any, users: Any) -> Any:

@@ -187,10 +187,10 @@ def test_inputs_of_a_changed_query_continue_by_their_names(spark: Any, tmp_path:
     assert at is not None
     body, setting = encode(old), Setting(version=1, slots=2, checkpoint=str(at), connect=None)
     names = sources(java.frame_of(compiled(spark, decode(body), body, setting)))
-    assert sorted({*names}) == ["<end>", "first", "second"]
+    assert sorted({*names}) == ["first", "second"]
     note_job(str(at), body)
     left = Resumed("old", "killed", last_batch(at), recorded(str(at), last_batch(at), "", names))
-    new = union("second", "third", "first", id="new", resume="old", drop_state=("both",))
+    new = union("second", "third", "first", id="new", resume="old")
     resumed(spark, new, tmp_path, left)
     for name, number in (("first", 3), ("second", 12), ("third", 21)):
         lines(tmp_path / name, "9.json", [{"n": number}])

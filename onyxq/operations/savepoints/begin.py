@@ -33,7 +33,7 @@ def check_begin(replica: Replica, name: str, one: Savepoint | None, job: Job) ->
             hint="Repeat the command once onyxq job savepoints lists it as complete.",
         )
     old = encoding.decode(one.body)
-    check_fit(old, job)
+    check_fit(old, job, record=one.offsets)
     _check_queues(replica, name, one, old=old, new=job)
     return one.position
 

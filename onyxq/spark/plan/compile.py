@@ -23,6 +23,7 @@ from onyxq.jobs.job_check import OUTPUT_FORMATS
 from onyxq.jobs.model import FRAME_TASKS, FrameTask, Input, Job, Join, Output, Reduce
 from onyxq.jobs.options import format_of
 from onyxq.jobs.slot_bounds import OUTPUTS, bounds
+from onyxq.spark import java
 from onyxq.spark.checkpoint import PARTS, parts_in
 from onyxq.spark.failures import said_by
 from onyxq.spark.files.formats import WRITERS, check_schema, described
@@ -191,7 +192,7 @@ class Flow:
                 [(source, to, self._opened[source].frame) for source, to in stage.columns], folders
             )
             parts += more
-        if timed(job):
+        if timed(job) and any(java.keeps_state(frame) for frame, _ in parts):
             parts.append((self._end, Struct()))  # The sink drops its row, but Spark must read it.
         named = {f"struct_{place}": part for place, part in enumerate(parts)}
         frames = [_as_struct(frame, name) for name, (frame, _) in named.items()]

@@ -18,6 +18,7 @@ from pyarrow import compute
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import COUNTER_MAX, ids_of, make_id
+from onyxq.jobs import inherited_state
 from onyxq.jobs.key_state import hash64
 from onyxq.jobs.letters import letter_in
 from onyxq.jobs.values import Unfit, unpack
@@ -29,7 +30,7 @@ QUEUE = "queue"
 LETTERS = "letters"
 COLUMNS = "columns"
 """The shapes of rows that a region takes are `SEGMENTS`, `QUEUE`, `LETTERS` (sent again) and this one."""
-END = "<end>"
+END = inherited_state.END
 """Target of the segment that marks the end of all inputs: it goes to every cut."""
 STATE = "<state>"
 """Target of the state that a cut takes over from another job (`onyxq.spark.state_copy`)."""
