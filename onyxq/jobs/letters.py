@@ -20,7 +20,7 @@ from attrs import evolve, fields_dict, frozen
 from onyxq.core.limits import RESERVED
 from onyxq.core.texts import whole
 from onyxq.jobs.fields import Problem
-from onyxq.jobs.model import FRAME_TASKS, Function, Input, Job, Join, Output, Reduce
+from onyxq.jobs.model import FRAME_TASKS, Condition, Function, Input, Job, Join, Output, Reduce
 from onyxq.jobs.options import GROWING, format_of
 from onyxq.jobs.values import pack, shown, unpack
 
@@ -118,14 +118,12 @@ def any_in(job: Job) -> bool:
 def problems(job: Job) -> Iterator[Problem]:
     """Yield what is wrong about the dead letters of a job whose fields are valid."""
     fields = [(f"catalog[{place}].dead_letters", task) for place, task in enumerate(job.catalog)]
-    asked = [field for field, task in fields if isinstance(task, LETTERED) and task.dead_letters]
-    frame = next((task for task in job.catalog if isinstance(task, FRAME_TASKS)), None)
-    if frame is not None and (asked or job.dead_letters):
-        yield (
-            [*asked, "dead_letters"][0],
-            f"is not for a job with a {type(frame).__name__}: rows of {frame.name!r} have no segments to keep",
-        )
+    frames = _frames_after(job)
     for field, task in fields:
+        if task.name in frames and wanted(job, task.name):
+            asked = isinstance(task, LETTERED) and task.dead_letters
+            what = f"is not for {task.name!r}: it leads to {frames[task.name]!r}, whose rows are not segments"
+            yield (field, what) if asked else ("dead_letters", f"{what}; give it dead_letters=False")
         if isinstance(task, Output) and task.errors is not None and task.dead_letters:
             yield field, f"and errors of {task.name!r} exclude each other: a refused segment goes to one of them"
         if (
@@ -138,6 +136,19 @@ def problems(job: Job) -> Iterator[Problem]:
                 field,
                 f"needs a schema in the options of {task.name!r}: its columns must be known before the first row",
             )
+
+
+def _frames_after(job: Job) -> dict[str, str]:
+    """Return each frame task, and each task that leads to one -> the frame task."""
+    found = {task.name: task.name for task in job.catalog if isinstance(task, FRAME_TASKS)}
+    waiting = list(found)
+    while waiting:
+        name = waiting.pop()
+        for before in job.before(name):
+            if before not in found:
+                found[before] = found[name]
+                waiting.append(before)
+    return found
 
 
 def fits(letter: Letter, job: Job) -> bool:
@@ -191,29 +202,65 @@ def requeued(old: Job, *, id: str) -> Job:
     """Return the job that sends the letters of a job again.
 
     It has the definition of that job. Its first stream reads the letters and leads to each task that has some; the
-    others read nothing.
+    others read nothing. Frame tasks, and tasks that lead to them, get no letters: only their names stay, as streams
+    that read nothing, if other tasks come after them.
     """
-    streams = [task for task in old.catalog if isinstance(task, Input) and not task.static]
-    first = streams[0].name
+    job = _without_frames(old)
+    streams = streams_of(job)
+    first = streams[0]
 
     def read(task: Input) -> Input:
         queue = again_queue_of(old) if task.name == first else _NOTHING
         return Input(task.name, queue=queue, max_rows=task.max_rows)
 
-    edges = tuple((first, task.name) for task in old.catalog if wanted(old, task.name))
+    edges = tuple((first, task.name) for task in job.catalog if wanted(job, task.name))
     return evolve(
-        old,
+        job,
         id=id,
-        catalog=tuple(read(task) if task in streams else task for task in old.catalog),
-        workflow=(*old.workflow, *(edge for edge in edges if edge not in old.workflow)),
+        catalog=tuple(read(task) if isinstance(task, Input) and task.name in streams else task for task in job.catalog),
+        workflow=(*job.workflow, *(edge for edge in edges if edge not in job.workflow)),
         resume=None,
         drop_state=(),
         host=old.host and evolve(old.host, submit_wait_ms=None),  # No program of a user offers to serve this id.
     )
 
 
+def _without_frames(old: Job) -> Job:
+    """Return a job without its frame tasks and the tasks that lead to them.
+
+    Those from which other tasks get segments become streams; of these an input keeps its definition.
+    """
+    left = _frames_after(old)
+    if not left:
+        return old
+    workflow = tuple(edge for edge in old.workflow if edge[1] not in left)
+    sources = [source for source, _ in workflow]
+    stays = [task.name for task in old.catalog if task.name not in left]
+    catalog = tuple(
+        task if task.name in stays or isinstance(task, Input) else Input(task.name, queue=_NOTHING)
+        for task in old.catalog
+        if task.name in stays or task.name in sources
+    )
+    windows = tuple(window for window in old.windows if window.task in stays)
+    names = [window.id for window in windows]
+    return evolve(
+        old,
+        catalog=catalog,
+        workflow=workflow,
+        flow_conditions=tuple(one for one in old.flow_conditions if {one.from_, *_named(one)} <= {*stays, "all"}),
+        windows=windows,
+        triggers=tuple(trigger for trigger in old.triggers if trigger.window in names),
+        lifecycles=tuple(one for one in old.lifecycles if one.task in (*stays, "all")),
+    )
+
+
+def _named(condition: Condition) -> list[str]:
+    """Return the tasks that a condition names as destinations: it concerns only tasks that lead to all of them."""
+    return [name for names in (condition.to, condition.errors_to) if isinstance(names, tuple) for name in names]
+
+
 def streams_of(job: Job) -> list[str]:
-    """Return the inputs of a job of `requeued`: all of them are sealed at once."""
+    """Return the streams of a job; those of a job of `requeued` are sealed at once."""
     return [task.name for task in job.catalog if isinstance(task, Input) and not task.static]
 
 

@@ -17,7 +17,20 @@ from onyxq.errors import BadRequest, Conflict, NotFound
 from onyxq.jobs import letters
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.job_check import check
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Task, Trigger, Window
+from onyxq.jobs.model import (
+    Condition,
+    Function,
+    Input,
+    Job,
+    Join,
+    Lifecycle,
+    Output,
+    Reduce,
+    Sql,
+    Task,
+    Trigger,
+    Window,
+)
 from onyxq.jobs.values import pack, unpack
 from onyxq.operations.enqueues import Enqueueing
 from onyxq.operations.table.enqueue import Enqueue
@@ -88,7 +101,17 @@ def test_a_task_decides_and_the_job_has_the_default() -> None:
             job(Sql("q", "select 1", schema="n int"), Output("rows", format="json", path="/r"), dead_letters=True,
                 edges=(("parse", "q"), ("q", "rows"))),
             "dead_letters",
-            "is not for a job with a Sql",
+            "is not for 'parse': it leads to 'q', whose rows are not segments; give it dead_letters=False",
+        ),
+        (
+            changed(
+                job(Sql("q", "select 1", schema="n int"), Output("rows", format="json", path="/r"),
+                    edges=(("count", "q"), ("q", "rows"))),
+                "count",
+                dead_letters=True,
+            ),
+            "catalog[2].dead_letters",
+            "is not for 'count': it leads to 'q', whose rows are not segments",
         ),
         (
             changed(job(), "out", errors="counts", dead_letters=True),
@@ -137,6 +160,52 @@ def test_the_job_that_sends_letters_again_has_a_way_to_each_of_their_tasks() -> 
     assert (new.resume, letters.streams_of(new)) == (None, ["in", "more"])
     assert (letters.attempt_of(old), letters.attempt_of(new)) == (1, 2)
     assert letters.again_queue_of(new) == "onyxq.requeued.3.orders-2"
+
+
+def beside_frames() -> Job:
+    """Return a job with tasks before and after a query; a join has a stream, and a function that feeds the query."""
+    return Job(
+        id="orders",
+        workflow=[
+            *(("in", "q"), ("users", "q"), ("more", "clean"), ("clean", "q"), ("q", "parse"), ("parse", "out")),
+            *(("parse", "count"), ("count", "counts"), ("parse", "pairs"), ("clean", "pairs"), ("pairs", "paired")),
+        ],
+        catalog=[
+            Input("in", queue="in", schema="n int"),
+            Input("users", format="json", path="/data/users", static=True),
+            Input("more", queue="more"),
+            Function("clean", "json:loads", dead_letters=False),
+            Sql("q", "select n from `in` union all select n from clean", schema="n int"),
+            Function("parse", "json:loads"),
+            Reduce("count"),
+            Join("pairs", left="parse", right="clean", on="n"),
+            *(Output(name, queue=name) for name in ("out", "counts", "paired")),
+        ],
+        flow_conditions=[
+            Condition("clean", to=["q"], when="json:loads"),
+            Condition("parse", to=["out", "count", "pairs"], when="json:loads"),
+        ],
+        windows=[Window("w", "count", aggregation="count")],
+        triggers=[Trigger("w")],
+        lifecycles=[Lifecycle("clean", on_exception="restart"), Lifecycle("parse", before_batch="json:loads")],
+        dead_letters=True,
+    )
+
+
+def test_tasks_after_frame_tasks_have_dead_letters_that_go_again_without_the_frames() -> None:
+    """In the job that sends them, streams that read nothing take the place of the tasks that led to them."""
+    old = beside_frames()
+    check(decode(encode(old)))
+    new = letters.requeued(old, id="orders-2")
+    check(decode(encode(new)))
+    nothing = "onyxq.requeued.nothing"
+    assert new.catalog == (
+        Input("clean", queue="onyxq.requeued.2.orders"), Input("q", queue=nothing), *old.catalog[5:],
+    )  # fmt: skip
+    assert new.before("parse") == ("q", "clean") and new.before("pairs") == ("parse", "clean")
+    assert new.after("clean") == ("pairs", "parse", "count", "out", "counts", "paired")
+    assert (new.flow_conditions, new.lifecycles) == (old.flow_conditions[1:], old.lifecycles[1:])
+    assert (new.windows, new.triggers) == (old.windows, old.triggers)
 
 
 @pytest.mark.parametrize("number", ["²", "x", ""])

@@ -100,6 +100,13 @@ def restart(known: dict[str, Any]) -> str:
     return "restart"
 
 
+def spoilt(segment: Any, every: int = 0, until: str = "") -> Any:
+    """Raise an error at each row of a number, until a file is there."""
+    if segment["id"] % every == 0 and not os.path.exists(until):
+        raise ValueError(f"{segment['id']} is spoilt")
+    return segment
+
+
 def hold(segment: Any, until: str = "") -> Any:
     """Returns once a file is there."""
     while not os.path.exists(until):

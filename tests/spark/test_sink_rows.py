@@ -262,6 +262,19 @@ def test_a_batch_with_more_lineages_than_rows_is_refused(monkeypatch: pytest.Mon
         list(rows.segments(whole.to_batches(), rows.COLUMNS, entry="y", place="j/0"))
 
 
+def test_columns_for_an_output_with_dead_letters_are_looked_at_row_by_row(tmp_path: Path) -> None:
+    """An output of lines may refuse one of them. Parquet has the columns of the rows, and refuses none."""
+    routed, outs = sink(tmp_path)
+    outs["b"] = evolve(outs["b"], format="json")
+    routed = Routed(outs, {**routed._options, "letters": '["a", "b"]'})
+    batches = [batch([row("both", number)]) for number in (1, 2)]
+    task = Staging(outs, job=JOB, batch=0, part=0)
+    found = list(routed._rows(batches, task))
+    assert [(out, payload) for out, _, payload in found] == [("b", pack({"n": number})) for number in (1, 2)]
+    assert len({lineage for _, lineage, _ in found}) == 2
+    assert [one.out for one in task.finish()] == ["a"]
+
+
 def test_a_function_that_fails_in_the_sink_is_named(tmp_path: Path) -> None:
     """The error is the task's, with its segment and the user's line, not the output's."""
     routed, outs = sink(tmp_path, job_with("failing"))

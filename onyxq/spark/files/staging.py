@@ -101,7 +101,8 @@ class Staging:
     ) -> None:
         self._folders = folders
         self._job = job
-        self._stem = f"part-{batch:08d}-{part:05d}"
+        self.part = f"part-{batch:08d}-{part:05d}"
+        """Its batch and part, with which the names of its files begin."""
         self._found = found
         self._files: dict[str, _Files] = {}
 
@@ -121,7 +122,7 @@ class Staging:
         if out not in self._files:
             folder = self._folders[out]
             found = self._found(folder) if folder.finds_columns else ""
-            stem = f"{self._stem}-{secrets.token_hex(4)}"  # Outputs may share a path.
+            stem = f"{self.part}-{secrets.token_hex(4)}"  # Outputs may share a path.
             self._files[out] = _Files(folder, self._job, stem, found)
         return self._files[out]
 

@@ -18,6 +18,7 @@ from onyxq.core.errors import BadRequest
 from onyxq.jobs.values import pack, unpack
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import columns
+from onyxq.spark.plan.fused import Row
 from onyxq.spark.plan.outputs import Fed
 
 FORMAT = "onyxq-preview"
@@ -47,12 +48,12 @@ class Collector(Fed):
 
     def write(self, iterator: Iterator[Any]) -> Part:
         """Return the segments of one task; runs on an executor."""
-        found: list[tuple[str, bytes]] = []
+
+        def rows(out: str, batch: Any) -> Iterator[Row]:
+            return ((out, b"", pack(segment)) for segment in columns.segments(batch))
+
         try:
-            for out, _, payload in self._rows(
-                iterator, lambda out, batch: found.extend((out, pack(row)) for row in columns.segments(batch))
-            ):
-                found.append((out, payload))
+            found = [(out, payload) for out, _, payload in self._rows(iterator, rows)]
         except BadRequest as error:
             raise of_task(error, task=error.field or self._job, segment=None, restart=False) from error
         return Part(tuple(found))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,12 +30,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onyxq.core.errors import BadRequest
+from onyxq.core.ids import make_id
 from onyxq.jobs import letters
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.values import pack, shown, unpack
+from onyxq.jobs.key_state import hash64
+from onyxq.jobs.options import GROWING
+from onyxq.jobs.values import Unfit, pack, shown, unpack
 from onyxq.spark.checkpoint import news_of, offsets_of, recorded
 from onyxq.spark.failures import described, of_task
 from onyxq.spark.files import file_sink
+from onyxq.spark.files.columns import segments
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.files.staging import Written as File
 from onyxq.spark.lineage import of_letter
@@ -149,11 +154,12 @@ class Fed(DataSourceStreamArrowWriter):
         self._job = options["job"]
 
     def _rows(
-        self, batches: Iterable[Any], columns: Callable[[str, Any], None], take: Take | None = None
+        self, batches: Iterable[Any], columns: Callable[[str, Any], Iterable[Row]], take: Take | None = None
     ) -> Iterator[Row]:
         """Yield what regions make of the rows, and pass the rows that stay columns to ``columns``.
 
-        That function gets the name of an output and an Arrow batch. ``take``: as for `made`.
+        That function gets the name of an output and an Arrow batch, and returns the rows that do not stay columns.
+        ``take``: as for `made`.
         """
         structs = {name: Struct(**said) for name, said in json.loads(self._options["structs"]).items()}
         body = base64.b64decode(self._options["body"])
@@ -164,7 +170,7 @@ class Fed(DataSourceStreamArrowWriter):
                 yield from made(place, _regions(body)[struct.entry], struct.shape, struct.names, mine, take)
             for batch in mine:  # If there was a region, it has read all.
                 for out in struct.outs:
-                    columns(out, batch)
+                    yield from columns(out, batch)
 
 
 class Routed(Fed):
@@ -202,6 +208,15 @@ class Routed(Fed):
 
     # --- executors
 
+    def _by_row(self, out: str, batch: Any, part: str, numbers: Iterator[int]) -> Iterator[Row]:
+        """Yield the rows of an Arrow batch as segments for an output that may refuse single ones."""
+        maker = hash64(f"{self._job}/{part}/{out}".encode())
+        try:
+            for segment in segments(batch):
+                yield out, make_id(0, 0, maker, next(numbers)), pack(segment)
+        except Unfit as error:
+            raise of_task(error, task=out, segment=None, restart=False) from error
+
     def write(self, iterator: Iterator[Any]) -> Written:
         """Prepare the rows of one task; runs on an executor."""
         context: Any = TaskContext.get()
@@ -215,9 +230,17 @@ class Routed(Fed):
             part=context.partitionId(),
             found=lambda folder: found().get(folder.name, ""),
         )
+        numbers = itertools.count()
+
+        def columns(out: str, rows: Any) -> Iterable[Row]:
+            if out in self._lettered and self._folders[out].format not in GROWING:
+                return self._by_row(out, rows, staging.part, numbers)
+            staging.add_batch(out, rows)
+            return ()
+
         take = staging.take if self._only_files else None
         try:
-            parts = self._write(self._rows(iterator, staging.add_batch, take), staging, batch)
+            parts = self._write(self._rows(iterator, columns, take), staging, batch)
             return Written(tuple(staging.finish()), parts)
         except BadRequest as error:
             staging.discard()
