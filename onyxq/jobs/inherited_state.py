@@ -3,6 +3,9 @@
 An input continues at the place of the earlier job's input of the same name. A window keeps its extents, and a join its
 segments, if both jobs define it alike. Functions are compared by their names. Names in ``drop_state`` are left out: the
 earlier job's state of that name is dropped, and what the new job has under the name begins empty.
+
+Spark keeps the state of frame tasks in a form that belongs to its plan. So a job takes it over only as a whole, with
+the same plan (`adopts`).
 """
 
 from __future__ import annotations
@@ -11,15 +14,42 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgpack
+from attrs import fields
 
 from onyxq.core.errors import BadRequest
 from onyxq.jobs.fields import Problem
-from onyxq.jobs.model import Aggregation, Frame, Input, Job, Join, Pickled, Reduce, Sql, Window
+from onyxq.jobs.model import (
+    Aggregation,
+    Frame,
+    Function,
+    Input,
+    Job,
+    Join,
+    Output,
+    Pickled,
+    Reduce,
+    Sql,
+    Task,
+    Window,
+)
+from onyxq.jobs.options import takes_columns
 
 _INPUT = ("queue", "format", "path", "static")
 _WINDOW = ("task", "kind", "range_ms", "slide_ms", "gap_ms", "key", "time", "aggregation", "field")
 _JOIN = ("on", "time", "within_ms")
 """Fields that decide what a state or a place means; others may change."""
+_SLOTS = ("min_slots", "max_slots", "percentage")
+_OF_NO_PLAN: dict[type, tuple[str, ...]] = {
+    Input: ("max_rows",),
+    Function: ("fn", "params", "dead_letters", *_SLOTS),
+    Reduce: _SLOTS,
+    Join: _SLOTS,
+    Output: ("path", "queue", "priority", "ordering_key", "delay_ms"),
+}
+"""Kind of task -> its fields that do not change Spark's plan."""
+_PLAN = ("workflow", "flow_conditions", "windows", "triggers", "lifecycles", "dead_letters")
+"""Fields of a job that decide Spark's plan, besides the catalog and the settings of Spark."""
+_SQL = "spark.sql."
 END = "<end>"
 """Name of the source that ends all inputs. The query of a job has it only if Spark keeps state for the job."""
 
@@ -67,18 +97,60 @@ def problems(old: Job, new: Job, record: bytes = b"") -> Iterator[Problem]:
     if not keeps_state(old, record):
         return
     frames = [task.name for task in old.catalog if isinstance(task, (Frame, Sql)) and task.name not in new.drop_state]
-    if frames:
+    if frames and (other := _other_plan(old, new)):
         yield (
             "resume",
-            f"names job {old.id}, whose task {frames[0]!r} keeps state inside Spark, which no other job can take over: "
-            "name it in drop_state to begin it empty",
+            f"names job {old.id}, whose task {frames[0]!r} keeps state inside Spark. Only a job with the same plan "
+            f"takes it over, and {other} differs: name the task in drop_state to begin it empty",
         )
-    elif any(isinstance(task, (Frame, Sql)) for task in old.catalog) and _kept(old, new):
+    elif not frames and any(isinstance(task, (Frame, Sql)) for task in old.catalog) and _kept(old, new):
         yield (
             "resume",
             f"names job {old.id}, which has frame tasks: state beside them cannot be taken over, "
             f"so name {_kept(old, new)[0]!r} in drop_state too",
         )
+
+
+def adopts(old: Job, new: Job, record: bytes) -> bool:
+    """Return whether a job takes over the whole checkpoint of another one, because frame tasks keep state there.
+
+    The job fits the other one, whose last batch has the ``record``.
+    """
+    frames = [task.name for task in old.catalog if isinstance(task, (Frame, Sql))]
+    return bool(frames) and keeps_state(old, record) and not _other_plan(old, new)
+
+
+def _other_plan(old: Job, new: Job) -> str:
+    """Return the first field in which two jobs differ that may change Spark's plan; empty if there is none."""
+    if new.drop_state:
+        return "drop_state"
+    for name in _PLAN:
+        if getattr(old, name) != getattr(new, name):
+            return name
+    if [(type(one), one.name) for one in old.catalog] != [(type(one), one.name) for one in new.catalog]:
+        return "catalog"
+    for place, tasks in enumerate(zip(old.catalog, new.catalog, strict=True)):
+        was, now = map(_of_plan, tasks)
+        if was != now:
+            name = next((one for one in was if one in now and was[one] != now[one]), "options")
+            return f"catalog[{place}].{name}"
+    if _settings(old) != _settings(new):
+        return "host.conf"
+    return "key_groups" if new.key_groups not in (None, old.key_groups) else ""
+
+
+def _of_plan(task: Task) -> dict[str, Any]:
+    """Return the fields of a task that may change Spark's plan."""
+    others = _OF_NO_PLAN.get(type(task), ())
+    if isinstance(task, Output) and not takes_columns(task):
+        others = (*others, "options")
+    return {one.name: getattr(task, one.name) for one in fields(type(task)) if one.name not in others}
+
+
+def _settings(job: Job) -> dict[str, str]:
+    """Return the job's own settings of Spark that may change a plan."""
+    conf = {} if job.host is None else job.host.conf
+    return {name: value for name, value in conf.items() if name.startswith(_SQL)}
 
 
 def kept_windows(old: Job, new: Job) -> list[Window]:

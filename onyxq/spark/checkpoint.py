@@ -37,7 +37,7 @@ RECORD_BYTES_MAX = 60 * 1024
 SOURCES_BYTES_MAX = 1 << 30
 """Most bytes of the logs of files that inputs have read; a record in the log may have fewer."""
 RESTORED, JOB = "restored", "job"
-"""Files in a version's folder: it has the state that the job takes over; the job's bytes."""
+"""Files in a version's folder: the batch that it has with the state that the job takes over; the job's bytes."""
 ENDED = "ended"
 """File in a job's folder: until when the folder of the ended job is kept, and the job's last version; see `_end_of`."""
 SAVEPOINTS = "_savepoints"
@@ -78,16 +78,20 @@ class Checkpoints:
         folder has that state, or does not exist. Raises `Incomplete` if this peer cannot reach what the job needs.
         """
         base = job.checkpoint or self.base
+        folder = f"{base.rstrip('/')}/{job.id}/{version}"
         system, root = located(f"{base.rstrip('/')}/{job.id}")
         mine = f"{root}/{version}"
         end = _end_of(system, root)
         if end is not None and end[1] < version:  # An earlier job had the id.
             system.delete_dir(root)
         if resumes and batch < 0:
-            if exists(system, mine) and not exists(system, f"{mine}/{RESTORED}"):
+            after = restored_batch(folder)
+            if exists(system, mine) and after < 0:
                 system.delete_dir(mine)
-            _drop(system, mine, 0)
-            return f"{base.rstrip('/')}/{job.id}/{version}"
+            _drop(system, mine, after)
+            if not _listed(system, f"{mine}/commits"):
+                _drop_state(system, mine)
+            return folder
         last = max(batch, 0) if recorded else batch  # A job that begins elsewhere has a batch 0 that read nothing.
         committed = recorded if batch >= 0 else b""
         if exists(system, mine) and not _has(system, mine, last, committed):
@@ -114,7 +118,7 @@ class Checkpoints:
         if not keeps_state(job, recorded):  # Copied state names its schema by the folder in which it was written.
             for older in _versions(system, root, below=version)[1:]:
                 system.delete_dir(f"{root}/{older}")
-        return f"{base.rstrip('/')}/{job.id}/{version}"
+        return folder
 
     def forget(self, job: Job, *, version: int = 0, until_ms: int = 0) -> None:
         """Remove the folders of a job that has ended; with ``until_ms`` only after that time, in ms since the epoch.
@@ -138,7 +142,8 @@ class Checkpoints:
         """Return the folder in which an ended job left its state after ``batch``, for a job that takes it over.
 
         If Spark noted the end of the batch in none of the folders, it is the oldest one with the batch: its driver
-        committed it, and later ones began to repeat it. Raises `Incomplete` if this peer cannot reach it.
+        committed it, and later ones began to repeat it (see `finish`). Raises `Incomplete` if this peer cannot reach
+        it.
         """
         offsets = msgpack.unpackb(record)["offsets"]
         for base in dict.fromkeys((job.checkpoint or self.base, self.base)):
@@ -147,10 +152,7 @@ class Checkpoints:
             mine = [
                 path for path in mine if exists(system, f"{path}/{JOB}") and _planned(system, path, batch) == offsets
             ]
-            done = [path for path in mine if exists(system, f"{path}/commits/{batch}")]
-            if mine and not done:
-                done = mine[-1:]
-                _finish(system, done[0], batch)
+            done = [path for path in mine if exists(system, f"{path}/commits/{batch}")] or mine[-1:]
             if done:
                 return f"{base.rstrip('/')}/{name}/{done[0].rpartition('/')[2]}"
         raise Incomplete(
@@ -173,15 +175,51 @@ def save(folder: str, batch: int, place: str) -> int:
     the state are listed before the files that they refer to. Raises `Incomplete` if Spark may have deleted files of
     the batch meanwhile.
     """
-    system, path = located(folder)
-    _, to = located(place)
-    for name in (*_saved(system, path, batch, state=True), *_saved(system, path, batch, state=False)):
-        with contextlib.suppress(FileNotFoundError):  # Spark does not need it any more; see below.
-            _copy_file(system, f"{path}/{name}", f"{to}/{name}")
+    _copy_saved(folder, batch, place)
+    system, to = located(place)
     if not exists(system, f"{to}/commits/{batch}") or last_done(folder) > batch + BATCHES_BEHIND_MAX:
         raise Incomplete(f"the job finished too many batches while the state of batch {batch} was copied")
     _own_schemas(system, to, place)
     return sum(int(one.size) for one in system.get_file_info(fs.FileSelector(to, recursive=True)) if one.is_file)
+
+
+def adopt(folder: str, batch: int, place: str) -> None:
+    """Copy all that a job left after a batch to the folder of a job with the same plan, under an id of its own.
+
+    The copy is complete once the last file is written. If Spark did not note the end of the batch, it repeats it. If
+    the driver had ended event time (`end_event_time`), event time continues where it was in the last batch.
+    """
+    _copy_saved(folder, batch, place)
+    system, path = located(place)
+    write(system, f"{path}/metadata", _metadata())
+    _own_schemas(system, path, place)
+    last = last_done(place)
+    if last < 0:
+        _drop_state(system, path)
+    elif _note(system, path, last)[1].get("nextBatchWatermarkMs", 0) >= EVENT_TIME_MAX_MS:
+        header = json.loads(offsets_of(place, last).decode().split("\n")[1])
+        _set_watermark(system, path, last, int(header.get("batchWatermarkMs", 0)))
+    write(system, f"{path}/{RESTORED}", b"%d" % batch)
+
+
+def finish(folder: str, batch: int) -> None:
+    """Note the end of a batch as Spark does, for a driver that ended between the log's commit and this note.
+
+    The log commits a batch once its state is written. Each attempt at the batch has left files of its own; the last one
+    counts.
+    """
+    system, path = located(folder)
+    if exists(system, f"{path}/commits/{batch}"):
+        return
+    ids: dict[str, dict[int, str]] = {}
+    files = system.get_file_info(fs.FileSelector(f"{path}/state", recursive=True, allow_not_found=True))
+    for file in sorted(files, key=lambda one: one.mtime_ns):
+        found = _STATE_FILE.fullmatch(file.path.removeprefix(f"{path}/state/"))
+        if found and int(found["version"]) == batch + 1:
+            ids.setdefault(found["operator"], {})[int(found["part"])] = found["id"]
+    said = {operator: [[parts[part]] for part in sorted(parts)] for operator, parts in sorted(ids.items())}
+    note = json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": said})
+    _replace(system, f"{path}/commits", batch, f"v2\n{note}")
 
 
 def end_event_time(folder: str) -> None:
@@ -191,11 +229,8 @@ def end_event_time(folder: str) -> None:
     """
     system, path = located(folder)
     last = last_done(folder)
-    if last < 0:
-        return
-    version, _, said = read(system, f"{path}/commits/{last}").decode().partition("\n")
-    note = {**json.loads(said), "nextBatchWatermarkMs": EVENT_TIME_MAX_MS}
-    _replace(system, f"{path}/commits", last, f"{version}\n{json.dumps(note)}")
+    if last >= 0:
+        _set_watermark(system, path, last, EVENT_TIME_MAX_MS)
 
 
 def recorded(
@@ -244,9 +279,16 @@ def continue_after(folder: str, record: bytes, inputs: Sequence[str]) -> None:
     write(system, f"{path}/{RESTORED}", b"")
 
 
-def is_restored(folder: str) -> bool:
-    """Return whether a folder has the state that its job takes over."""
-    return exists(*located(f"{folder}/{RESTORED}"))
+def has_ended(record: bytes) -> bool:
+    """Return whether the batch of a record, or an earlier one, had the end of all inputs."""
+    lines = _lines(msgpack.unpackb(record)["offsets"])
+    return any(line.startswith("{") and json.loads(line) == {"ended": 1} for line in lines)
+
+
+def restored_batch(folder: str) -> int:
+    """Return the batch of a folder that has the state which its job takes over; -1 if it does not have it."""
+    system, file = located(f"{folder}/{RESTORED}")
+    return int(read(system, file) or b"0") if exists(system, file) else -1
 
 
 def note_job(folder: str, body: bytes) -> None:
@@ -312,8 +354,13 @@ def _unreachable(job: Job, base: str) -> Incomplete:
     )
 
 
+def _metadata() -> bytes:
+    """Return the file that identifies a query; Spark runs only one query of an id at a time."""
+    return json.dumps({"id": str(uuid.uuid4())}).encode()
+
+
 def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes, inputs: Sequence[str] | None) -> None:
-    write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+    write(system, f"{path}/metadata", _metadata())
     header = msgpack.unpackb(record)["offsets"].decode().split("\n")[:2]
     offsets = "\n".join([*header, *_placed(system, path, record, inputs)]).encode()
     for number in {max(batch - 1, 0), batch}:  # Spark reads the last two, even to continue after the last.
@@ -471,21 +518,25 @@ def _planned(system: fs.FileSystem, path: str, batch: int) -> bytes:
     return _lean(read(system, file)) if exists(system, file) else b""
 
 
-def _finish(system: fs.FileSystem, path: str, batch: int) -> None:
-    """Note the end of a batch as Spark does, for a driver that ended between the log's commit and this note.
+def _note(system: fs.FileSystem, path: str, batch: int) -> tuple[str, dict[str, Any]]:
+    """Return Spark's note about the end of a batch: its version, and its fields."""
+    version, _, said = read(system, f"{path}/commits/{batch}").decode().partition("\n")
+    return version, json.loads(said)
 
-    The log commits a batch once its state is written. Each attempt at the batch has left files of its own; the last one
-    counts.
-    """
-    ids: dict[str, dict[int, str]] = {}
-    files = system.get_file_info(fs.FileSelector(f"{path}/state", recursive=True, allow_not_found=True))
-    for file in sorted(files, key=lambda one: one.mtime_ns):
-        found = _STATE_FILE.fullmatch(file.path.removeprefix(f"{path}/state/"))
-        if found and int(found["version"]) == batch + 1:
-            ids.setdefault(found["operator"], {})[int(found["part"])] = found["id"]
-    said = {operator: [[parts[part]] for part in sorted(parts)] for operator, parts in sorted(ids.items())}
-    note = json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": said})
-    _replace(system, f"{path}/commits", batch, f"v2\n{note}")
+
+def _set_watermark(system: fs.FileSystem, path: str, batch: int, watermark_ms: int) -> None:
+    """Set Spark's watermark after a batch that is done."""
+    version, note = _note(system, path, batch)
+    said = json.dumps({**note, "nextBatchWatermarkMs": watermark_ms})
+    _replace(system, f"{path}/commits", batch, f"{version}\n{said}")
+
+
+def _copy_saved(folder: str, batch: int, place: str) -> None:
+    """Copy the files of a folder that a query needs after a batch, those of the state first."""
+    (system, path), (target, to) = located(folder), located(place)
+    for name in (*_saved(system, path, batch, state=True), *_saved(system, path, batch, state=False)):
+        with contextlib.suppress(FileNotFoundError):  # Spark does not need it any more; see `save`.
+            _copy_file(system, f"{path}/{name}", target, f"{to}/{name}")
 
 
 def _saved(system: fs.FileSystem, path: str, batch: int, *, state: bool) -> Iterator[str]:
@@ -498,8 +549,11 @@ def _saved(system: fs.FileSystem, path: str, batch: int, *, state: bool) -> Iter
             yield name
 
 
-def _copy_file(system: fs.FileSystem, old: str, new: str) -> None:
+def _copy_file(system: fs.FileSystem, old: str, target: fs.FileSystem, new: str) -> None:
     """Copy a file; on a local disk a second name is enough for those that are never written again."""
+    if not system.equals(target):
+        write(target, new, read(system, old))
+        return
     system.create_dir(new.rpartition("/")[0], recursive=True)
     if isinstance(system, fs.LocalFileSystem) and new.endswith(_NEVER_CHANGED):
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from onyxq.core.errors import OnyxqError, Unavailable
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.model import Job
 from onyxq.spark import java, pools, progress, savepoints, state_copy
-from onyxq.spark.checkpoint import Checkpoints, end_event_time, note_job
+from onyxq.spark.checkpoint import Checkpoints, end_event_time, note_job, restored_batch
 from onyxq.spark.failures import of_exception, with_full_disks
 from onyxq.spark.files import file_sink
 from onyxq.spark.places import check_place, located
@@ -225,6 +225,7 @@ class Running:
         order, checkpoint = self._order, setting.checkpoint
         if resumed is not None:
             state_copy.resume(session, job, order.body, setting, resumed, self._place.checkpoints)
+            setting = evolve(setting, batch=max(order.batch, restored_batch(checkpoint)))
         note_job(checkpoint, order.body)
         lifecycles.in_worker(session, order.body, order.version, "before_job")
         try:

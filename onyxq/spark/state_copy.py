@@ -4,6 +4,9 @@ Spark's state belongs to one plan: to the numbers of its operators, its key grou
 cells by the names of windows and joins and by their keys, in files of Parquet with a task and a payload in each row
 (`onyxq.spark.plan.groups.Inherited`). A query of one batch stores them again, each in the group of its key. Only then
 the places of the inputs are set, and the folder counts as complete (`onyxq.spark.checkpoint.continue_after`).
+
+Nothing but Spark can read the state of frame tasks. If both jobs have the same plan, the whole checkpoint is copied
+instead, and Spark continues in the copy (`onyxq.spark.checkpoint.adopt`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from attrs import frozen
 from onyxq.core.errors import Incomplete
 from onyxq.jobs import join_pairs, window_groups
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.inherited_state import check_fit, has_state, kept_joins, kept_windows
+from onyxq.jobs.inherited_state import adopts, check_fit, has_state, kept_joins, kept_windows
 from onyxq.jobs.key_state import later
 from onyxq.jobs.model import Job, Reduce
 from onyxq.jobs.values import pack, unpack
@@ -26,12 +29,15 @@ from onyxq.spark import java
 from onyxq.spark.checkpoint import (
     SOURCES_BYTES_MAX,
     Checkpoints,
+    adopt,
     continue_after,
+    finish,
+    has_ended,
     inputs_in,
-    is_restored,
     job_in,
     mark_of,
     recorded,
+    restored_batch,
 )
 from onyxq.spark.files import file_sink
 from onyxq.spark.places import located
@@ -64,7 +70,7 @@ def resume(session: Any, job: Job, body: bytes, setting: Setting, resumed: Resum
 
     Raises `BadRequest` naming the field that does not fit, `Incomplete` if the state cannot be reached.
     """
-    if is_restored(setting.checkpoint):
+    if restored_batch(setting.checkpoint) >= 0:
         return
     if resumed.batch < 0 or not resumed.offsets:
         raise Incomplete(
@@ -77,8 +83,14 @@ def resume(session: Any, job: Job, body: bytes, setting: Setting, resumed: Resum
         old = decode(job_in(folder))
         check_fit(old, job, record=record)
         recover(session, old, resumed.batch, record, setting.version)
+        whole = adopts(old, job, record)
+        if whole and not has_ended(record):
+            adopt(folder, resumed.batch, setting.checkpoint)
+            return
+        finish(folder, resumed.batch)
         record = recorded(folder, resumed.batch, mark_of(record), inputs_in(record), bytes_max=SOURCES_BYTES_MAX)
-        cells = [_state(session, folder, old, task, names, resumed.batch) for task, names in _kept(old, job).items()]
+        kept = {} if whole else _kept(old, job)  # After the end of the inputs no state is left.
+        cells = [_state(session, folder, old, task, names, resumed.batch) for task, names in kept.items()]
     nothing = session.createDataFrame([("", b"")], COLUMNS)
     functools.reduce(lambda one, other: one.unionAll(other), cells, nothing).write.mode("overwrite").parquet(copy)
     stream = session.readStream.schema(COLUMNS).parquet(copy)

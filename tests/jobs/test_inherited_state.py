@@ -9,12 +9,13 @@ import pytest
 from attrs import evolve
 
 from onyxq.errors import BadRequest
-from onyxq.jobs.inherited_state import END, check_fit, keeps_state
+from onyxq.jobs.inherited_state import END, adopts, check_fit, keeps_state
 from onyxq.jobs.model import (
     Aggregation,
     BatchFunction,
     Frame,
     Function,
+    HostSettings,
     Input,
     Job,
     Join,
@@ -138,15 +139,73 @@ def test_a_completed_job_leaves_no_windows() -> None:
         check_fit(OLD, evolve(NEW, catalog=changed(NEW.catalog, "in", queue="other")), completed=True)
 
 
-def test_state_inside_spark_is_not_taken_over() -> None:
-    """A frame task must begin empty, and so must all windows of its job."""
+def test_state_inside_spark_is_not_taken_over_by_another_plan() -> None:
+    """A frame task must then begin empty, and so must all windows of its job."""
     old = evolve(OLD, catalog=(*OLD.catalog, Frame("ranks", "m:ranks")))
-    new = evolve(old, id="new", resume="old")
+    new = evolve(old, id="new", resume="old", catalog=(*OLD.catalog, Frame("ranks", "m:others")))
     with pytest.raises(BadRequest, match="'ranks' keeps state inside Spark"):
         check_fit(old, new)
     with pytest.raises(BadRequest, match="'minute' in drop_state too"):
         check_fit(old, evolve(new, drop_state=("ranks",)))
     check_fit(old, evolve(new, drop_state=("ranks", "minute", "total", "both")))
+
+
+HOURS = Job(
+    id="old",
+    workflow=[("in", "clean"), ("clean", "hours"), ("users", "hours"), ("hours", "out"), ("clean", "kept")],
+    catalog=[
+        Input("in", queue="in"),
+        Input("users", format="json", path="/data/users", static=True),
+        Function("clean", Pickled("clean", b"1"), {"limit": 1}),
+        Sql(
+            "hours",
+            "select window.start, count(*) as n from clean group by window(at, '1 hour')",
+            schema="at timestamp",
+        ),
+        Output("out", format="parquet", path="/data/out", options={"compression": "zstd"}),
+        Output("kept", format="postgres", path="/data/kept", options={"table": "kept"}),
+    ],
+    host=HostSettings(conf={"spark.sql.ansi.enabled": "true"}),
+    key_groups=4,
+)
+"""A job whose frame task keeps state."""
+
+
+def test_a_job_with_the_same_plan_takes_over_the_state_of_frame_tasks() -> None:
+    """Functions of segments, places of outputs, slots and resources may change."""
+    catalog = changed(HOURS.catalog, "clean", fn=Pickled("clean", b"2"), params={"limit": 2}, max_slots=3)
+    catalog = changed(changed(catalog, "out", path="/data/out-2"), "kept", options={"table": "others"})
+    host = HostSettings(conf={"spark.sql.ansi.enabled": "true", "spark.memory.fraction": "0.5"}, driver_memory="2g")
+    new = evolve(HOURS, id="new", resume="old", catalog=changed(catalog, "in", max_rows=5), host=host, key_groups=None)
+    for one in (new, evolve(new, max_slots=3, trigger_ms=900, restarts=0, checkpoint="/elsewhere", tags=["gpu"])):
+        check_fit(HOURS, one, record=record("in", END))
+        assert adopts(HOURS, one, record("in", END)) and not adopts(HOURS, one, record("in"))
+    assert not adopts(OLD, NEW, record("in", END)), "its state is copied cell by cell"
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("workflow", {"workflow": [*HOURS.workflow, ("hours", "kept")]}),
+        ("catalog", {"catalog": HOURS.catalog[::-1]}),
+        (r"catalog\[3\].sql", {"catalog": changed(HOURS.catalog, "hours", sql="select 1")}),
+        (r"catalog\[0\].schema", {"catalog": changed(HOURS.catalog, "in", schema="at timestamp")}),
+        (r"catalog\[4\].options", {"catalog": changed(HOURS.catalog, "out", options={})}),
+        (r"catalog\[4\].errors", {"catalog": changed(HOURS.catalog, "out", errors="kept")}),
+        ("dead_letters", {"dead_letters": True}),
+        ("host.conf", {"host": HostSettings(conf={"spark.sql.ansi.enabled": "false"})}),
+        ("key_groups", {"key_groups": 8}),
+    ],
+)
+def test_what_may_change_a_plan_is_named(field: str, changes: dict[str, Any]) -> None:
+    """The job is refused until it drops the state."""
+    new = evolve(HOURS, id="new", resume="old", **changes)
+    with pytest.raises(BadRequest, match=f"'hours' keeps state inside Spark.* and {field} differs") as caught:
+        check_fit(HOURS, new, record=record("in", END))
+    assert caught.value.field == "resume" and not adopts(HOURS, new, record("in", END))
+    dropped = evolve(new, drop_state=("hours",))
+    check_fit(HOURS, dropped, record=record("in", END))
+    assert not adopts(HOURS, dropped, record("in", END))
 
 
 def test_the_record_of_a_batch_shows_whether_frame_tasks_keep_state() -> None:

@@ -18,12 +18,13 @@ from onyxq.spark.checkpoint import (
     RECORD_BYTES_MAX,
     Checkpoints,
     continue_after,
-    is_restored,
+    finish,
     mark_of,
     news_of,
     note_job,
     offsets_of,
     recorded,
+    restored_batch,
 )
 
 JOB = Job(
@@ -273,7 +274,7 @@ def test_another_job_continues_each_input_by_its_name(tmp_path: Path) -> None:
         if file.is_file()
     }
     assert found == {"1/5": "v1\nusers", "3/0": "v1\n0", "3/1": "v1\n1"}
-    assert is_restored(str(at))
+    assert restored_batch(str(at)) == 0
 
 
 def test_the_state_of_an_ended_job_is_kept_for_a_time(tmp_path: Path) -> None:
@@ -329,7 +330,9 @@ def test_a_batch_whose_end_spark_did_not_note_is_noted_from_its_files(tmp_path: 
             (folder / "state" / name).write_text("")
             os.utime(folder / "state" / name, (order, order))
     record = recorded(str(tmp_path / "j" / "4"), 1)
-    assert Checkpoints(str(tmp_path)).left_by("j", JOB, 1, record) == f"{tmp_path}/j/4"
+    left = Checkpoints(str(tmp_path)).left_by("j", JOB, 1, record)
+    finish(left, 1)
+    assert left == f"{tmp_path}/j/4"
     version, said = (tmp_path / "j" / "4" / "commits" / "1").read_text().splitlines()
     assert (version, json.loads(said)["stateUniqueIds"]) == ("v2", {"0": [["a2"], ["b1"]]})
     assert not (tmp_path / "j" / "6" / "commits" / "1").exists()

@@ -18,8 +18,9 @@ from onyxq.core.replica import Job as Known
 from onyxq.errors import Incomplete
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Input, Job, Output
-from onyxq.spark.checkpoint import Checkpoints, last_done, note_job, recorded, save
+from onyxq.spark.checkpoint import Checkpoints, adopt, last_done, note_job, recorded, restored_batch, save
 from onyxq.spark.host import Asked, _checkpoints
+from onyxq.spark.progress import EVENT_TIME_MAX_MS
 from onyxq.spark.savepoints import Savepoints, Source, beginning
 from onyxq.spark.state_copy import Resumed
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
@@ -95,6 +96,35 @@ def test_a_copy_during_which_spark_may_have_deleted_files_does_not_count(tmp_pat
         save(str(folder), 1, str(tmp_path / "saved"))
     with pytest.raises(Incomplete, match="batch 9 was copied"):
         save(str(folder), 9, str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("watermark_ms", [70_000, EVENT_TIME_MAX_MS])
+def test_a_job_with_the_same_plan_begins_with_a_copy_of_the_whole_checkpoint(tmp_path: Path, watermark_ms: int) -> None:
+    """It is a query of its own. An end of event time is taken back to the watermark of the last batch."""
+    folder, place = checkpoint(tmp_path / "old" / "2", 0, 1, 2), tmp_path / "checkpoints" / "j" / "7"
+    write(folder / "offsets/1", 'v1\n{"batchWatermarkMs": 60000, "conf": {}}\n{"logOffset":1}')
+    write(folder / "commits/1", f'v2\n{{"nextBatchWatermarkMs": {watermark_ms}, "stateUniqueIds": {{}}}}')
+    adopt(str(folder), 1, str(place))
+    assert restored_batch(str(place)) == 1 and last_done(str(place)) == 1
+    version, note = (place / "commits/1").read_text().split("\n")
+    wanted = 60_000 if watermark_ms == EVENT_TIME_MAX_MS else watermark_ms
+    assert (version, json.loads(note)) == ("v2", {"nextBatchWatermarkMs": wanted, "stateUniqueIds": {}})
+    assert (place / "metadata").read_text() != (folder / "metadata").read_text()
+    assert str(place) in (place / "state/0/_metadata/v2/0").read_text()
+    write(place / "offsets/2", "v1\n{}\n-")  # A batch that its first driver planned.
+    checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
+    assert checkpoints.fit(FILES, version=7, batch=-1, recorded=b"", resumes=True) == str(place)
+    assert {path.name for path in (place / "offsets").iterdir()} == {"0", "1"}
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_batch_that_spark_did_not_note_is_repeated_in_the_copy(tmp_path: Path, batch: int) -> None:
+    """Spark refuses state beside a first batch, so the state of such a batch is left out."""
+    folder, place = checkpoint(tmp_path / "old" / "2", *range(batch + 1)), tmp_path / "checkpoints" / "j" / "7"
+    (folder / f"commits/{batch}").unlink()
+    adopt(str(folder), batch, str(place))
+    assert (restored_batch(str(place)), last_done(str(place))) == (batch, batch - 1)
+    assert (place / f"offsets/{batch}").exists() and (place / "state").exists() == bool(batch)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ from attrs import evolve
 
 from onyxq.errors import BadRequest, Incomplete
 from onyxq.jobs.encoding import decode, encode
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
+from onyxq.jobs.model import Frame, Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from onyxq.jobs.replays import places_in, replayed
 from onyxq.spark import java
-from onyxq.spark.checkpoint import Checkpoints, note_job, recorded
+from onyxq.spark.checkpoint import Checkpoints, end_event_time, note_job, recorded, save
+from onyxq.spark.job_run import Order, Place, Running
+from onyxq.spark.plan import end_of_input
 from onyxq.spark.plan.compile import Setting, compiled, sources
 from onyxq.spark.plan.regions import streams
 from onyxq.spark.state_copy import Resumed, resume
@@ -196,6 +201,110 @@ def test_inputs_of_a_changed_query_continue_by_their_names(spark: Any, tmp_path:
         lines(tmp_path / name, "9.json", [{"n": number}])
     run(spark, new, tmp_path, version=7, batch=0)
     assert sorted(one["n"] for one in written(tmp_path / "out")) == [1, 2, 3, 11, 12, 21]
+
+
+def once(orders: Any) -> Any:
+    """Return the first order of each user; its state stays until the job ends."""
+    return orders.select("user").dropDuplicates(["user"])
+
+
+def framed(folder: Path, outputs: Path, **more: Any) -> Job:
+    """Return a job whose frame tasks keep state of each kind, beside windows of segments."""
+    source: dict[str, Any] = {"format": "json", "options": {"maxFilesPerTrigger": "1"}}
+    names = ("hours", "once", "paid", "counts")
+    return Job(
+        workflow=[
+            *(("orders", "hours"), ("orders", "once"), ("orders", "paid"), ("payments", "paid"), ("orders", "kept")),
+            *((name if name != "counts" else "kept", f"{name} out") for name in names),
+        ],
+        catalog=[
+            Input("orders", path=str(folder / "orders"), schema="id long, user string, at timestamp", time="at",
+                  watermark_ms=600_000, **source),
+            Input("payments", path=str(folder / "payments"), schema="of long, paid_at timestamp", time="paid_at",
+                  watermark_ms=600_000, **source),
+            Sql("hours", "select window.start as hour, user, count(*) as n from orders group by window(at, '1 hour'), "
+                "user"),
+            Frame("once", f"{__name__}:once"),
+            Sql("paid", "select id, paid_at from orders left join payments on id = of and paid_at between at and at + "
+                "interval 90 minutes"),
+            Reduce("kept"),
+            *(Output(f"{name} out", format="json", path=str(outputs / name)) for name in names),
+        ],
+        windows=[Window("users", "kept", key="user", aggregation="count")],
+        triggers=[Trigger("users")],
+        key_groups=1,
+        **more,
+    )  # fmt: skip
+
+
+def ordered(folder: Path, batch: int) -> None:
+    """Write the orders and payments of a batch: an order each three minutes, and payments half an hour later."""
+    numbers = range(40 * batch, 40 * batch + 40)
+    at = [datetime.datetime(2027, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(minutes=3 * n) for n in numbers]
+    made = list(zip(numbers, (when.isoformat() for when in at), strict=True))
+    lines(folder / "orders", f"{batch}.json", [{"id": n, "user": f"u{n % 7}", "at": when} for n, when in made])
+    paid = [{"of": n - 10, "paid_at": when} for n, when in made if (n - 10) % 3]
+    lines(folder / "payments", f"{batch}.json", paid)
+
+
+def driven(spark: Any, job: Job, folder: Path, left: Resumed | None = None) -> None:
+    """Drive a job to its end, as a host does."""
+    events: list[Any] = []
+    order = Order(
+        job=job.id, version=7, body=encode(job), slots=2, batch=-1, offsets=b"", sealed=frozenset(), resumed=left
+    )
+    place = Place(connect=None, slots=2, checkpoints=Checkpoints(str(folder / "checkpoints")))
+    running = Running(spark, order, place=place, say=events.append)
+    running.start()
+    running.join()
+    assert events[-1]["event"] == "completed", events[-1]
+
+
+def check_outputs(folders: list[Path], batches: int) -> None:
+    """Check that the outputs of `framed` have together what plain Python makes of these batches."""
+    rows = {
+        name: [row for folder in folders for row in written(folder / name)]
+        for name in ("hours", "once", "paid", "counts")
+    }
+    orders = [(n, f"u{n % 7}", f"2027-01-01T{3 * n // 60:02d}") for n in range(40 * batches)]
+    hours = Counter((hour, user) for _, user, hour in orders)
+    assert sorted((row["hour"][:13], row["user"], row["n"]) for row in rows["hours"]) == sorted(
+        (*key, count) for key, count in hours.items()
+    )
+    assert sorted(row["user"] for row in rows["once"]) == [f"u{n}" for n in range(7)]
+    paid = [(n, bool(n % 3) and n + 10 < len(orders)) for n, _, _ in orders]
+    assert sorted((row["id"], row["paid_at"] is not None) for row in rows["paid"]) == paid
+    users = Counter(user for _, user, _ in orders)
+    assert sorted((row["key"], row["value"]) for row in rows["counts"]) == sorted(users.items())
+
+
+@pytest.mark.parametrize("end", ["noted", "not noted", "of event time", "saved"])
+def test_the_state_of_frame_tasks_continues_in_a_job_with_the_same_plan(spark: Any, tmp_path: Path, end: str) -> None:
+    """Results of both jobs together are those of one job, however the driver of the first one ended."""
+    old, at = framed(tmp_path, tmp_path / "first", id="old"), None
+    for batch in range(2):
+        ordered(tmp_path, batch)
+        at = run(spark, old, tmp_path, batch=-1 if at is None else last_batch(at))
+    assert at is not None
+    setting = Setting(version=1, slots=2, checkpoint=str(at), connect=None)
+    names = sources(java.frame_of(compiled(spark, decode(encode(old)), encode(old), setting)))
+    note_job(str(at), encode(old))
+    batch = last_batch(at)
+    left = Resumed("old", "killed", batch, recorded(str(at), batch, "", names))
+    if end == "not noted":
+        for name in (str(batch), f".{batch}.crc"):
+            (at / "commits" / name).unlink()
+    elif end == "of event time":
+        end_event_time(str(at))
+        end_of_input.note(str(at))
+    elif end == "saved":
+        save(str(at), batch, str(tmp_path / "saved"))
+        shutil.rmtree(at)
+        left = evolve(left, state="saved", place=str(tmp_path / "saved"))
+    ordered(tmp_path, 2)
+    driven(spark, framed(tmp_path, tmp_path / "second", id="new", resume="old"), tmp_path, left)
+    check_outputs([tmp_path / "first", tmp_path / "second"], 3)
+    assert all(written(tmp_path / "first" / name) for name in ("hours", "once", "paid"))
 
 
 @pytest.mark.parametrize("kind", ["plain", "windows", "frames"])
