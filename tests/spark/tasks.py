@@ -6,6 +6,7 @@ import datetime
 import decimal
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,14 @@ def fewer_columns(batch: Any, most: int) -> Any:
 
     kept = batch.filter(compute.less_equal(batch.column("amount"), most))
     return kept.select(["id", "amount"])
+
+
+def noted_rows(batch: Any, folder: str) -> Any:
+    """Return an Arrow batch, and note the number of its rows in a file of its own."""
+    file, _ = tempfile.mkstemp(dir=folder)
+    os.write(file, str(batch.num_rows).encode())
+    os.close(file)
+    return batch
 
 
 def large_order(segment: Any) -> Any:

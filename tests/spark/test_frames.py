@@ -392,6 +392,31 @@ def test_frames_and_functions_feed_each_other(spark: Any, tmp_path: Path) -> Non
     assert next(one["progress"]["rows"] for one in events if one["event"] == "progress") == len(orders)
 
 
+def test_a_function_of_arrow_batches_gets_each_row_once(spark: Any, tmp_path: Path) -> None:
+    """This holds however many tasks and outputs use its rows."""
+    orders = [{"id": number} for number in range(50)]
+    (tmp_path / "notes").mkdir()
+    names = ("columns", "segments", "odd")
+    job = Job(
+        id="once",
+        workflow=[
+            *(("orders", "noted"), ("noted", "columns"), ("noted", "same"), ("same", "segments")),
+            *(("noted", "some"), ("some", "odd")),
+        ],
+        catalog=[
+            Input("orders", format="json", path=write(tmp_path / "in", orders), schema="id long"),
+            BatchFunction("noted", f"{HERE}:noted_rows", {"folder": str(tmp_path / "notes")}, returns="id long"),
+            Function("same", f"{HERE}:same"),
+            Sql("some", "select * from noted where id % 2 = 1"),
+            *(Output(name, format="json", path=str(tmp_path / name)) for name in names),
+        ],
+    )
+    completed(spark, job, tmp_path)
+    assert sum(int(file.read_text()) for file in (tmp_path / "notes").iterdir()) == len(orders)
+    found = [sorted(row["id"] for row in written(tmp_path / name)) for name in names]
+    assert found == [[*range(50)], [*range(50)], [*range(1, 50, 2)]]
+
+
 def no_frame(orders: Any) -> Any:
     """Return no frame."""
     return orders.columns

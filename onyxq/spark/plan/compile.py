@@ -20,7 +20,7 @@ from onyxq.jobs import letters
 from onyxq.jobs.fields import GROUPS_MAX
 from onyxq.jobs.inherited_state import stateful
 from onyxq.jobs.job_check import OUTPUT_FORMATS
-from onyxq.jobs.model import FRAME_TASKS, FrameTask, Input, Job, Join, Output, Reduce
+from onyxq.jobs.model import FRAME_TASKS, BatchFunction, FrameTask, Input, Job, Join, Output, Reduce
 from onyxq.jobs.options import format_of
 from onyxq.jobs.slot_bounds import OUTPUTS, bounds
 from onyxq.spark import java
@@ -103,6 +103,7 @@ class Flow:
         self._bounds = bounds(job, setting.slots if setting.share is None else setting.share)
         self._end = _end(session, setting) if stateful(job) else None
         self._opened: dict[str, Opened] = {}
+        self._used: Mapping[str, int] = {}
 
     def query(self) -> Any:
         """Return the writer of all outputs, from the inputs on."""
@@ -117,6 +118,7 @@ class Flow:
 
         An input with several uses is shared, unless the job has bounds: it would be read beside the stages.
         """
+        self._used = used
         common = _common(self._job, self._setting)
         for task in self._job.catalog:
             if isinstance(task, Input):
@@ -138,7 +140,7 @@ class Flow:
         assert stage.task is not None, "the outputs are no cut"
         task = self._job.task(stage.task)
         if isinstance(task, FRAME_TASKS):
-            self._opened[stage.task] = Opened(self._frame(stage, task), rows.COLUMNS)
+            self._opened[stage.task] = self._result(task, self._frame(stage, task))
             return
         feeds = [feed for side, regions in enumerate(stage.sides) for feed in self._feeds(stage.task, side, regions)]
         cut = _cut(self._job, stage.task, feeds, self._bounds.get(stage.task))
@@ -174,6 +176,17 @@ class Flow:
             given[source] = segments if limit is None else self._once(segments.coalesce(limit))
         return frames.result(self._session, self._job, task, given, self._place)
 
+    def _result(self, task: FrameTask, frame: Any) -> Opened:
+        """Return the rows of a frame task; a function of Arrow batches computes them once for all their uses.
+
+        Spark shares no operators with state, and it computes other rows faster than it exchanges them.
+        """
+        opened = Opened(frame, rows.COLUMNS)
+        several = isinstance(task, BatchFunction) and self._used[task.name] > 1 and not self._bounds
+        if not several or not frame.isStreaming or java.keeps_state(frame):
+            return opened
+        return shared(opened, self._setting.slots)
+
     def _once(self, frame: Any) -> Any:
         """Return the same rows, computed once, although a frame task or the tasks after it may use them several times.
 
@@ -189,7 +202,7 @@ class Flow:
             from onyxq.spark.plan.frame_outputs import laid_out
 
             folders, more = laid_out(
-                [(source, to, self._opened[source].frame) for source, to in stage.columns], folders
+                [(source, to, self._opened[source].frame.drop(rows.PART)) for source, to in stage.columns], folders
             )
             parts += more
         if timed(job) and any(java.keeps_state(frame) for frame, _ in parts):

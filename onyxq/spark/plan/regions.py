@@ -105,10 +105,10 @@ def is_plain(job: Job, region: Region) -> bool:
 
 
 def uses(stages: tuple[Stage, ...]) -> Counter[str]:
-    """Return how many stages use the rows of each input or cut."""
+    """Return how often stages use the rows of each input or cut; outputs of columns together use them once."""
     found = Counter(region.entry for stage in stages for side in stage.sides for region in side)
     for stage in stages:
-        found.update(source for source, _ in stage.columns)
+        found.update({source for source, _ in stage.columns})
     return found
 
 
