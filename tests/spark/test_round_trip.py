@@ -186,6 +186,13 @@ def test_plain_rows_are_those_that_no_column_changes(made: Rows) -> None:
         assert found is None or alike(list(found), fit(row))
 
 
+def test_plain_rows_leave_half_of_a_surrogate_pair_to_packing() -> None:
+    """It refuses such a string and names the function, at the row; Arrow would fail a whole row group."""
+    plain = plain_rows(pyarrow.schema([("s", pyarrow.string())]))
+    found = [plain({"s": text}) for text in ("a", "\u00e9\U0001f600", None, "a\ud83d", "\ude00")]
+    assert found == [("a",), ("\u00e9\U0001f600",), (None,), None, None]
+
+
 @EXAMPLES
 @given(rows(nested=True, astray=False, least=1))
 def test_what_fits_its_columns_is_not_refused(made: Rows) -> None:

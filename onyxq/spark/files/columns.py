@@ -189,6 +189,7 @@ def plain_rows(fields: Any) -> Callable[[Any], tuple[Any, ...] | None]:
     names = fields.names
     pick: Convert = itemgetter(*names) if len(names) > 1 else lambda segment: tuple(segment[name] for name in names)
     integers = [place for place, part in enumerate(fields) if types.is_int64(part.type)]
+    strings = [place for place, part in enumerate(fields) if types.is_string(part.type)]
     allowed = [_plain_types(part) for part in fields]
 
     def plain(segment: Any) -> tuple[Any, ...] | None:
@@ -204,9 +205,22 @@ def plain_rows(fields: Any) -> Callable[[Any], tuple[Any, ...] | None]:
             value = row[place]
             if value is not None and not INTEGERS[0] <= value <= INTEGERS[1]:
                 return None
+        for place in strings:
+            value = row[place]
+            if value is not None and not value.isascii() and not _is_unicode(value):
+                return None
         return row
 
     return plain
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a string has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain_types(part: Any) -> frozenset[type[Any] | None]:
