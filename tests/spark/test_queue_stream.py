@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 from attrs import define, field
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from onyxq.client.claims import ClaimBatch, ClaimedRun
 from onyxq.core.ids import TaskId, make_id
-from onyxq.errors import Unavailable
-from onyxq.spark.queues import source
+from onyxq.errors import OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.spark.queues import queue_claims, source
 from onyxq.spark.queues.options import read_options
 from onyxq.spark.queues.queue_claims import Held
 from onyxq.spark.queues.source import QueueStream
@@ -54,6 +56,50 @@ def stream(leaders: Leaders) -> Iterator[QueueStream]:
     found = QueueStream(read_options({"queue": "q", "connect": "peer:7400"}, streaming=True))
     yield found
     found.stop()
+
+
+class Granting:
+    """A client that grants one claim, and then refuses all."""
+
+    def __init__(self, error: OnyxqError) -> None:
+        self._error = error
+        self._left = HELD
+
+    async def claim(self, queues: Any, **more: Any) -> ClaimBatch:
+        """Grant what is left."""
+        if not self._left:
+            raise self._error
+        (one,), self._left = self._left, []
+        return ClaimBatch([ClaimedRun(token=one.token, first=one.first, count=one.count)])
+
+
+@pytest.mark.parametrize("error", [Unavailable("no leader"), TimedOut("too slow"), Overloaded("too many")])
+def test_what_is_claimed_before_a_temporary_error_is_a_batch(error: OnyxqError) -> None:
+    """Otherwise each look would claim tasks that nobody runs until their leases end, and use up their attempts."""
+    client: Any = Granting(error)
+
+    async def claimed() -> list[Held]:
+        return await queue_claims.claim_tasks(client, "q", most=100, worker="w", lease_ms=1_000)
+
+    assert asyncio.run(claimed()) == HELD
+    with pytest.raises(type(error)):
+        asyncio.run(claimed())
+
+
+def test_queues_that_are_claimed_before_a_temporary_error_are_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of many queues claims from a part of them at a time."""
+    client = Granting(TimedOut("too slow"))
+
+    class Link:
+        def call(self, call: Any) -> Any:
+            return asyncio.run(call(client))
+
+    monkeypatch.setattr(source, "connected", lambda target: Link())
+    monkeypatch.setattr(source, "QUEUES_MAX", 1)
+    stream = QueueStream(read_options({"queue": "a,b", "connect": "peer:7400"}, streaming=True))
+    assert stream._claim(20) == HELD
+    with pytest.raises(TimedOut):
+        stream._claim(20)
 
 
 @pytest.mark.parametrize("refused", ["claim_tasks", "now_ms", "count"])

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 from onyxq.client import AsyncClient
 from onyxq.client.claims import ClaimBatch, ClaimedRun
-from onyxq.core.errors import BatchRefused, Unavailable
+from onyxq.core.errors import BatchRefused, Overloaded, TimedOut, Unavailable
 from onyxq.core.ids import TaskId, with_counter
 
 CLAIM_TASKS_MAX = 1_000
 """Maximum number of tasks that one request claims."""
 RUNS_MAX = 4_000
 """Maximum number of runs in one batch: they are part of its offset, and of its commit."""
+TEMPORARY = (Unavailable, Overloaded, TimedOut)
+"""Errors with which a stream waits for its leaders."""
 
 
 class Held(NamedTuple):
@@ -34,14 +36,14 @@ async def claim_tasks(
 ) -> list[Held]:
     """Claim up to ``most`` tasks that are ready now, and return them in the order of the grants.
 
-    Raises `Unavailable` only if none was claimed: then there may be some.
+    Raises one of `TEMPORARY` only if none was claimed: then there may be some.
     """
     held: list[Held] = []
     left = most
     while left > 0 and len(held) < runs_max:
         try:
             batch = await client.claim(queues, max=min(left, CLAIM_TASKS_MAX), lease_ms=lease_ms, worker=worker)
-        except Unavailable:
+        except TEMPORARY:
             if not held:
                 raise
             break

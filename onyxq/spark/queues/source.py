@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from onyxq.client import AsyncClient
 from onyxq.client.batches import Bodies
-from onyxq.core.errors import NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.core.errors import NotFound, OnyxqError
 from onyxq.core.ids import TaskId
 from onyxq.core.limits import RESERVED
 from onyxq.operations.table.claim import QUEUES_MAX
@@ -32,7 +32,7 @@ from onyxq.spark.connection import Connection, connection
 from onyxq.spark.queues import queue_claims
 from onyxq.spark.queues.arrow import batch_of
 from onyxq.spark.queues.options import ReadOptions, Target
-from onyxq.spark.queues.queue_claims import Held
+from onyxq.spark.queues.queue_claims import TEMPORARY, Held
 from onyxq.spark.queues.task_columns import TaskShape
 
 SPLIT_TASKS_MIN = 250
@@ -44,8 +44,6 @@ READ_TASKS = 8_000
 """Maximum number of tasks that an executor requests at once."""
 RENEWALS_PER_LEASE = 3
 PAGE_TASKS = 1_000
-TEMPORARY = (Unavailable, Overloaded, TimedOut)
-"""Errors with which a stream waits for its leaders."""
 PATTERN_S = 10.0
 """Time after which the queues that match a pattern are looked up again, in seconds."""
 
@@ -151,7 +149,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return names
 
     def _claim(self, most: int) -> list[Held]:
-        """Claim up to ``most`` tasks of the stream's queues."""
+        """Claim up to ``most`` tasks of the stream's queues; raises one of `TEMPORARY` only if none was claimed."""
         one, names, held = self._options, self._queues(), list[Held]()
         for start in range(0, len(names), QUEUES_MAX):
             if len(held) >= one.max_runs or sum(run.count for run in held) >= most:
@@ -164,7 +162,12 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lease_ms=one.lease_ms,
                 runs_max=one.max_runs - len(held),
             )
-            held += self._connection().call(claiming)
+            try:
+                held += self._connection().call(claiming)
+            except TEMPORARY:
+                if not held:
+                    raise
+                break
         return held
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
