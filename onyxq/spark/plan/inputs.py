@@ -73,7 +73,8 @@ def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> O
 
 def _check_orc(frame: Any, place: str, task: Input) -> None:
     """Raise `BadRequest` if Spark would read a column of ORC as Nones: its name, or a name in it, has a backquote."""
-    wrong = [field.name for field in frame.schema if str(task.format).lower() == "orc" and "`" in field.json()]
+    texts = {one.name: f"{one.name}{one.dataType.simpleString()}" for one in frame.schema}  # Without comments.
+    wrong = [name for name, text in texts.items() if str(task.format).lower() == "orc" and "`" in text]
     if wrong:
         raise BadRequest(
             f"{place} of {task.name!r}: Spark reads Nones from the ORC column {wrong[0]!r}: its name, or the name of a "
