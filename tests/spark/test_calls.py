@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from onyxq.spark.files.formats import described
 from onyxq.spark.files.staging import Folder, Staging
 from onyxq.spark.plan.compile import Setting, compiled, folders_of
 from onyxq.spark.sinks import calls
-from onyxq.spark.sinks.frame_calls import serving
+from onyxq.spark.sinks.frame_calls import ask, serving
 from onyxq.spark.state_copy import recover
 from tests.jobs.generated_values import values
 from tests.spark.generated_columns import Rows, alike, rows
@@ -170,6 +171,45 @@ def test_a_function_may_ask_for_a_dataframe(spark: Any, tmp_path: Path) -> None:
     staged(evolve(folder, schema=columns), 2, [{"value": "e"}])
     with pytest.raises(Unavailable, match="only the host"):
         publish([folder], job="j", batch=2, mark="m2")
+
+
+class Reader:
+    """A session whose frames are the paths that they read."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self.read = self
+
+    def getLocalProperty(self, name: str) -> None:
+        """Return nothing, as without a pool."""
+
+    def setLocalProperty(self, name: str, value: Any) -> None:
+        """Do nothing."""
+
+    def parquet(self, *paths: str) -> tuple[str, ...]:
+        """Return the paths."""
+        return paths
+
+
+def frame_job(path: str) -> Job:
+    """A job whose function gets a DataFrame."""
+    options = {"schema": "value string", "rows": "frame"}
+    out = Output("out", foreach_batch=f"{__name__}:note", path=path, options=options)
+    return Job(id="j", workflow=[("in", "out")], catalog=[Input("in", format="text", path="/in"), out])
+
+
+def test_a_host_serves_calls_with_any_folder_for_temporary_files_and_any_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of a socket holds about 100 bytes, and the host's folder is in the data directory of its peer."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.chdir(tmp_path)
+    job = frame_job("o [1]")
+    with serving(Reader(), job, calls.call_with_frame) as address:
+        (out,) = folders_of(job, address)
+        ask(out, [f"{out.path}/_onyxq/j/part"], {"fn": out.fn, "facts": {"task": "out"}})
+    assert CALLED == [((f"file://{tmp_path}/o \\[1\\]/_onyxq/j/part",), {"task": "out"})]
 
 
 def test_a_dataframe_needs_columns() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import socketserver
@@ -27,6 +28,8 @@ from onyxq.spark.places import scheme_of
 
 LOOK_S = 0.1
 """Pause between two checks whether the host still serves, in seconds."""
+_FOLDER_BYTES_MAX = 80
+"""Longest folder for temporary files in which the path of a socket fits into its address."""
 _PATTERN = re.compile(r"[\\{}\[\]*?]")
 """Characters with which Spark takes a path for a pattern."""
 
@@ -63,7 +66,12 @@ def serving(session: Any, job: Job, call: Call) -> Iterator[str]:
             failure = answered(json.loads(self.rfile.readline()))
             self.wfile.write(json.dumps(None if failure is None else asdict(failure)).encode() + b"\n")
 
-    with tempfile.TemporaryDirectory(prefix="onyxq-") as folder, _Server(f"{folder}/calls", Handler) as server:
+    short = len(os.fsencode(tempfile.gettempdir())) <= _FOLDER_BYTES_MAX
+    within = None if short else "/tmp"
+    with (
+        tempfile.TemporaryDirectory(prefix="onyxq-", dir=within) as folder,
+        _Server(f"{folder}/calls", Handler) as server,
+    ):
         thread = threading.Thread(target=server.serve_forever, args=(LOOK_S,), name=f"calls of {job.id}", daemon=True)
         thread.start()
         try:
@@ -85,7 +93,7 @@ def ask(folder: Folder, paths: Sequence[str], request: Mapping[str, Any]) -> Non
     if not folder.calls:
         raise Unavailable(f"output {folder.name}: only the host of a job has the session for its function")
     _, base = folder.system()
-    start = folder.path.rstrip("/") if scheme_of(folder.path) else f"file://{base}"
+    start = folder.path.rstrip("/") if scheme_of(folder.path) else f"file://{os.path.abspath(base)}"
     uris = [_PATTERN.sub(r"\\\g<0>", f"{start}{path[len(base) :]}") for path in paths]
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(folder.calls)
