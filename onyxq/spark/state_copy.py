@@ -40,9 +40,11 @@ from onyxq.spark.checkpoint import (
     restored_batch,
 )
 from onyxq.spark.files import file_sink
+from onyxq.spark.files.staging import Folder
 from onyxq.spark.places import located
 from onyxq.spark.plan.compile import Setting, compiled, folders_of, restoring, sources
 from onyxq.spark.plan.regions import operators, streams
+from onyxq.spark.sinks import tables
 from onyxq.spark.sinks.calls import call_with_frame
 from onyxq.spark.sinks.frame_calls import serving
 
@@ -106,13 +108,16 @@ def recover(session: Any, job: Job, batch: int, record: bytes, version: int) -> 
     mark = mark_of(record)
     if not folders_of(job) or not mark:
         return
+
+    def write(folder: Folder, files: tables.Files, facts: tables.Batch) -> None:
+        if folder.fn and not folder.takes_frame:  # A function of the user gets rows in a worker.
+            session.sparkContext.parallelize([facts], 1).foreach(functools.partial(tables.write, folder, files))
+        else:
+            tables.write(folder, files, facts)
+
     with serving(session, job, call_with_frame) as calls:
         folders = folders_of(job, calls)
-        publish = functools.partial(file_sink.publish, folders, job=job.id, batch=batch, mark=mark, version=version)
-        if any(folder.fn for folder in folders) and not calls:  # A function of the user gets rows of it, in a worker.
-            session.sparkContext.parallelize([mark], 1).foreach(lambda _: publish())
-        else:
-            publish()
+        file_sink.publish(folders, job=job.id, batch=batch, mark=mark, version=version, write=write)
 
 
 def _kept(old: Job, new: Job) -> dict[str, tuple[str | None, ...]]:

@@ -178,6 +178,16 @@ class Reader:
 
     def __init__(self) -> None:
         self.sparkContext = self.read = self
+        self.in_workers: list[Any] = []
+
+    def parallelize(self, values: list[Any], slices: int) -> Reader:
+        """Keep the values."""
+        self.in_workers += values
+        return self
+
+    def foreach(self, call: Any) -> None:
+        """Make the call of a worker."""
+        call(self.in_workers[-1])
 
     def getLocalProperty(self, name: str) -> None:
         """Return nothing, as without a pool."""
@@ -209,7 +219,27 @@ def test_a_host_serves_calls_with_any_folder_for_temporary_files_and_any_path(
     with serving(Reader(), job, calls.call_with_frame) as address:
         (out,) = folders_of(job, address)
         ask(out, [f"{out.path}/_onyxq/j/part"], {"fn": out.fn, "facts": {"task": "out"}})
-    assert CALLED == [((f"file://{tmp_path}/o \\[1\\]/_onyxq/j/part",), {"task": "out"})]
+    assert [((f"file://{tmp_path}/o \\[1\\]/_onyxq/j/part",), {"task": "out"})] == CALLED
+
+
+def test_a_function_of_rows_gets_its_last_batch_in_a_worker_beside_one_of_a_dataframe(tmp_path: Path) -> None:
+    """Only workers have the packages of the job's environment."""
+    job = frame_job(str(tmp_path / "frame"))
+    plain = Output("plain", foreach_batch=f"{__name__}:note", path=str(tmp_path / "plain"))
+    job = evolve(job, workflow=[*job.workflow, ("in", "plain")], catalog=[*job.catalog, plain])
+    folders = folders_of(job)
+    columns = described(pyarrow.schema([("value", pyarrow.string())]))
+    task = Staging({"out": evolve(folders[0], schema=columns), "plain": folders[1]}, job="j", batch=1, part=0)
+    for out in ("out", "plain"):
+        task.add(out, pack({"value": "a"}))
+    stage(folders, task.finish(), job="j", batch=1, mark="m")
+    session = Reader()
+    recover(session, job, 1, msgpack.packb({"mark": "m"}), 4)
+    (paths, _), (rows, facts) = CALLED
+    assert paths[0].startswith("file:") and rows == [{"value": "a"}]
+    assert [one.output for one in session.in_workers] == ["plain"] == [facts["task"]]
+    recover(session, job, 1, msgpack.packb({"mark": "m"}), 5)
+    assert len(CALLED) == 2
 
 
 def test_a_dataframe_needs_columns() -> None:

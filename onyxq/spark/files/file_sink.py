@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from pyarrow import fs
 
@@ -23,6 +23,8 @@ from onyxq.spark.places import exists, listed, read, write
 from onyxq.spark.sinks import tables
 
 DONE = "done"
+Write: TypeAlias = Callable[[Folder, tables.Files, tables.Batch], None]
+"""Writes the rows of a committed batch to a table."""
 
 
 def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, batch: int, mark: str = "") -> str:
@@ -105,8 +107,10 @@ def is_staged(folders: Sequence[Folder], *, job: str, batch: int, mark: str) -> 
     return exists(system, f"{aside}/{batch}.{mark}.json")
 
 
-def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str, version: int = 0) -> None:
-    """Make the committed attempt visible: move its files, or give them to their tables; then remove hidden files.
+def publish(
+    folders: Sequence[Folder], *, job: str, batch: int, mark: str, version: int = 0, write: Write = tables.write
+) -> None:
+    """Make the committed attempt visible: move its files, or ``write`` them to their tables; then remove hidden files.
 
     ``version`` is the driver's allocation. A repeat, also by another driver, changes nothing.
     """
@@ -119,7 +123,7 @@ def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str, versi
             if not tables.is_table(folder):
                 _show(folder, job, mine)
         for given in _for_tables(folders, note, job, batch, version):
-            tables.write(*given)
+            write(*given)
         _note(notes, done, note)
     for folder in folders:
         _clear(*folder.hidden(job), batch)

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve, frozen
 from pyarrow import fs
 
-from onyxq.jobs.options import TABLES, names_in
+from onyxq.jobs.options import FRAME, TABLES, names_in
 from onyxq.jobs.values import Unfit, pack, unpack
 from onyxq.spark.files.formats import WRITERS, Writer, decoded, described, refused
 from onyxq.spark.files.partitions import Partitions
@@ -39,6 +39,11 @@ class Folder:
     """The function of an output with ``foreach_batch``, as `onyxq.spark.sinks.calls.reference` encodes it."""
     calls: str = ""
     """The address at which the host calls this function with a DataFrame (`onyxq.spark.sinks.frame_calls`)."""
+
+    @property
+    def takes_frame(self) -> bool:
+        """Whether its function gets a DataFrame."""
+        return self.options.get("rows") == FRAME
 
     def system(self) -> tuple[fs.FileSystem, str]:
         """Return the file system, and the path in it."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow
 
-from onyxq.jobs.options import FRAME
 from onyxq.jobs.predicates import Pickled, Ref
 from onyxq.spark.failures import of_task
 from onyxq.spark.files.staging import Folder
@@ -36,7 +35,7 @@ def write(folder: Folder, files: Files, batch: Batch) -> None:
     """Call the function. If it raises, raise `TaskFailed`, after which the job is restarted."""
     facts = {"job": batch.job, "version": batch.version, "task": batch.output, "batch": batch.number}
     facts |= {"key": f"{batch.writer}/{batch.number}"}
-    if folder.options.get("rows") == FRAME:
+    if folder.takes_frame:
         ask(folder, files.paths, {"fn": folder.fn, "facts": facts})
     else:
         call(folder.fn, lambda: _rows(folder, files), facts)
