@@ -72,7 +72,10 @@ def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> O
 
 
 def _check_orc(frame: Any, place: str, task: Input) -> None:
-    """Raise `BadRequest` if Spark would read a column of ORC as Nones: its name, or a name in it, has a backquote."""
+    """Raise `BadRequest` if Spark would read a column of ORC as Nones: its name, or a name in it, has a backquote.
+
+    Only a schema of the input has such names. Spark cuts those that it finds in files.
+    """
     texts = {one.name: f"{one.name}{one.dataType.simpleString()}" for one in frame.schema}  # Without comments.
     wrong = [name for name, text in texts.items() if str(task.format).lower() == "orc" and "`" in text]
     if wrong:
@@ -80,7 +83,7 @@ def _check_orc(frame: Any, place: str, task: Input) -> None:
             f"{place} of {task.name!r}: Spark reads Nones from the ORC column {wrong[0]!r}: its name, or the name of a "
             "field in it, has a backquote",
             field=place,
-            hint="Name the other columns in the schema of the input, or store the rows as Parquet.",
+            hint="Leave the column out of the schema of the input, or store the rows as Parquet.",
         )
 
 
