@@ -349,10 +349,15 @@ def test_values_that_python_lacks_fail_the_job_by_name(spark: Any, tmp_path: Pat
             assert found.startswith(said) and "at: has a value that Python cannot hold: " in found, found
 
 
+def job_of(source: Input, folder: Path, options: dict[str, str] | None = None) -> Job:
+    """Return a job that passes the rows of an input on."""
+    out = Output("out", format="json", path=str(folder / "out"), options=options or {})
+    return Job(id="refused", workflow=[("in", "out")], catalog=[source, out], key_groups=2)
+
+
 def refused(spark: Any, folder: Path, source: Input, options: dict[str, str] | None = None) -> str:
     """Return the error of a job that passes the rows of an input on; empty if it completes."""
-    out = Output("out", format="json", path=str(folder / "out"), options=options or {})
-    job = Job(id="refused", workflow=[("in", "out")], catalog=[source, out], key_groups=2)
+    job = job_of(source, folder, options)
     check(job)
     try:
         run(spark, job, folder)
@@ -406,5 +411,9 @@ def test_bytes_of_csv_that_are_not_text_are_refused(spark: Any, tmp_path: Path) 
         folder = tmp_path / next(iter(options))
         assert refused(spark, folder, evolve(source, options=options)) == ""
         assert sorted(one["wo`rd"] for one in written(folder / "out")) == [word, "gut"]
+    with pytest.raises(Exception, match=r".") as caught:
+        run(spark, job_of(evolve(source, options={"encoding": "no-such"}), tmp_path), tmp_path / "other")
+    other = of_exception(caught.value)
+    assert "no-such" in other.error and "bytes that are not text" not in other.error, other.error
     with pytest.raises(BadRequest, match="must be refuse or replace, not 'keep'"):
         refused(spark, tmp_path / "unknown", evolve(source, options={"bad_bytes": "keep"}))

@@ -141,10 +141,12 @@ def _without_replacements(frame: Any, task: Input, corrupt: str) -> Any:
         if field.dataType.typeName() != "string" or field.name == corrupt:
             return column
         said = (
-            f"onyxq.errors.BadRequest: input {task.name}: column {field.name}: bytes that are not text in the encoding "
+            f"BadRequest: input {task.name}: column {field.name}: bytes that are not text in the encoding "
             f"of the file, or U+FFFD itself. Set the option encoding, or {BAD_BYTES}=replace. The value begins with "
         )
-        wrong = of.raise_error(of.concat(of.lit(said), of.substring(column, 1, 80), of.lit("\n")))
+        # Two texts: whole, it would be found in the plan, which Spark shows with every error.
+        parts = [of.lit("onyxq.errors."), of.lit(said), of.substring(column, 1, 80), of.lit("\n")]
+        wrong = of.raise_error(of.concat(*parts))
         return of.when(column.contains(REPLACEMENT), wrong).otherwise(column).alias(field.name)
 
     return frame.select(*(checked(field) for field in frame.schema))
