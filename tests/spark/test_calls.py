@@ -215,11 +215,15 @@ def test_a_host_serves_calls_with_any_folder_for_temporary_files_and_any_path(
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     monkeypatch.chdir(tmp_path)
-    job = frame_job("o [1]")
-    with serving(Reader(), job, calls.call_with_frame) as address:
-        (out,) = folders_of(job, address)
-        ask(out, [f"{out.path}/_onyxq/j/part"], {"fn": out.fn, "facts": {"task": "out"}})
-    assert [((f"file://{tmp_path}/o \\[1\\]/_onyxq/j/part",), {"task": "out"})] == CALLED
+    for path, start in (
+        ("o [1]", f"file://{tmp_path}/o \\[1\\]"),
+        ("s3a://bucket/o/?region=eu-central-1", "s3a://bucket/o"),
+    ):
+        job = frame_job(path)
+        with serving(Reader(), job, calls.call_with_frame) as address:
+            (out,) = folders_of(job, address)
+            ask(out, [f"{out.system()[1]}/_onyxq/j/part"], {"fn": out.fn, "facts": {"task": "out"}})
+        assert CALLED.pop() == ((f"{start}/_onyxq/j/part",), {"task": "out"})
 
 
 def test_a_function_of_rows_gets_its_last_batch_in_a_worker_beside_one_of_a_dataframe(tmp_path: Path) -> None:

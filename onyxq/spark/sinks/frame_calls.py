@@ -93,7 +93,9 @@ def ask(folder: Folder, paths: Sequence[str], request: Mapping[str, Any]) -> Non
     if not folder.calls:
         raise Unavailable(f"output {folder.name}: only the host of a job has the session for its function")
     _, base = folder.system()
-    start = folder.path.rstrip("/") if scheme_of(folder.path) else f"file://{os.path.abspath(base)}"
+    # Behind a question mark are settings of Arrow, such as a region.
+    uri = folder.path.partition("?")[0].rstrip("/") if scheme_of(folder.path) else ""
+    start = uri or f"file://{os.path.abspath(base)}"
     uris = [_PATTERN.sub(r"\\\g<0>", f"{start}{path[len(base) :]}") for path in paths]
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(folder.calls)
