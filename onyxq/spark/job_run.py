@@ -199,6 +199,8 @@ class Running:
         check_place(session, job.checkpoint or self._place.checkpoints.base, field="checkpoint")
         for folder in folders:
             located(folder.path)  # Only Arrow writes there.
+            if folder.takes_frame:
+                check_place(session, folder.path, field=f"path of output {folder.name}")
         state_copy.recover(session, job, order.batch, order.offsets, order.version)
         checkpoints = self._place.checkpoints
         self._places = {"its checkpoint": job.checkpoint or checkpoints.base}

@@ -18,6 +18,7 @@ from onyxq.spark.files.formats import WRITERS
 from onyxq.spark.places import check_place, located
 from tests.spark.host_world import host_process
 from tests.spark.job_world import HERE, lines_job, run, written
+from tests.spark.test_frames import drive
 
 pytestmark = pytest.mark.long
 
@@ -60,6 +61,19 @@ def test_a_scheme_that_spark_cannot_open_is_told(spark: Any, tmp_path: Path) -> 
         with pytest.raises(Incomplete, match=rf"checkpoint: Spark has no file system for {scheme}://") as caught:
             check_place(spark, place, field="checkpoint")
         assert needed in caught.value.advice
+
+
+def test_a_function_of_a_dataframe_needs_a_place_that_spark_can_read(spark: Any, tmp_path: Path) -> None:
+    """The job fails when it starts; its first batch would be committed, and never reach the function."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a\n")
+    options = {"schema": "value string", "rows": "frame"}
+    out = Output("out", foreach_batch="builtins:print", path="gs://bucket/rows", options=options)
+    job = Job(workflow=[("in", "out")], catalog=[Input("in", format="text", path=str(tmp_path / "in")), out])
+    check(job)
+    said = drive(spark, job, tmp_path)
+    assert (said["event"], said["restart"]) == ("failed", False), said
+    assert said["error"].startswith("path of output out: Spark has no file system for gs:// here"), said
 
 
 def test_places_are_those_of_arrow(tmp_path: Path) -> None:
