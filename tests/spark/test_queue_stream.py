@@ -75,7 +75,7 @@ class Granting:
 
 @pytest.mark.parametrize("error", [Unavailable("no leader"), TimedOut("too slow"), Overloaded("too many")])
 def test_what_is_claimed_before_a_temporary_error_is_a_batch(error: OnyxqError) -> None:
-    """Otherwise each look would claim tasks that nobody runs until their leases end, and use up their attempts."""
+    """Otherwise each look would claim tasks that wait until their leases end, and use up their attempts."""
     client: Any = Granting(error)
 
     async def claimed() -> list[Held]:
