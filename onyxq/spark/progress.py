@@ -134,7 +134,8 @@ def has_ended(progress: dict[str, Any]) -> bool:
 
 def _is_end(source: dict[str, Any]) -> bool:
     """Return whether a source is `onyxq.spark.plan.end_of_input`, whose row does not count as input."""
-    return set(source.get("endOffset") or ()) == {"ended"}
+    offset = source.get("endOffset")  # of the format rate, a number
+    return isinstance(offset, dict) and set(offset) == {"ended"}
 
 
 def _read(source: dict[str, Any]) -> int:

@@ -10,6 +10,7 @@ import trio
 
 from onyxq.jobs.progress import INPUTS_MAX, POINTS_MAX, BatchReport, Progress, reported, shown_of, unpacked
 from onyxq.node.jobs.job_series import KEPT_S, JobSeries
+from onyxq.spark import progress as of_spark
 from onyxq.system.metrics import OTHER, Metrics
 from tests.jobs.driving_world import Stage, staged, submit
 
@@ -229,3 +230,10 @@ async def test_each_node_answers_with_the_progress(stage: Stage) -> None:
     assert driver is not None and driver.service is not None
     text = (await driver.service.call("metrics", {}))["text"]
     assert "\nonyxq_spark_host_up 1\n" in text and 'onyxq_jobs_driven{state="running"} 1' in text
+
+
+def test_a_report_counts_rows_of_an_input_whose_place_is_a_number() -> None:
+    """That is so for the format ``rate``, whose place is a number of seconds."""
+    source = {"startOffset": 1, "endOffset": 2, "latestOffset": 2, "numInputRows": 20}
+    said = {"batchId": 1, "timestamp": "2027-01-15T08:00:00.000Z", "sources": [source], "numInputRows": 20}
+    assert of_spark.report(said, [of_spark.Use("ticks")])["inputs"] == {"ticks": 20}
