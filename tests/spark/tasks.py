@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,48 @@ def hold(segment: Any, until: str = "") -> Any:
 
 
 def number(segment: Any) -> Any:
-    """The number that a segment is or has, as ``n``."""
-    found = segment if isinstance(segment, int) else segment["n"] if "n" in segment else segment["value"]
-    return {"n": int(found)}
+    """Return the number that a segment is or has, as ``n``."""
+    if not isinstance(segment, int):
+        segment = next(segment[name] for name in ("n", "value", "content") if name in segment)
+    return {"n": int(segment)}
+
+
+def noted_number(segment: Any, folder: str = "", task: str = "") -> Any:
+    """Return the number of a segment, and note the call in a file of the process.
+
+    A note has the task, the number, the batch, and the attempt at the batch: Spark's run of the query, and its task.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    found = number(segment)
+    batch, run = map(context.getLocalProperty, ("streaming.sql.batchId", "spark.jobGroup.id"))
+    with open(Path(folder) / str(os.getpid()), "a") as file:
+        file.write(f"{task} {found['n']} {batch} {run}/{context.attemptNumber()}\n")
+    return found
+
+
+def noted_fold(folder: str, task: str, state: int, segment: Any) -> int:
+    """Return the number of segments so far, and note the call."""
+    noted_number(segment, folder, task)
+    return state + 1
+
+
+def noted_batch(batch: Any, folder: str, task: str) -> Any:
+    """Return the numbers of the rows of an Arrow batch, and note each of them."""
+    from pyarrow import RecordBatch
+
+    return RecordBatch.from_pydict({"n": [noted_number(row, folder, task)["n"] for row in batch.to_pylist()]})
+
+
+def noted_frame(rows: Any, folder: str, task: str) -> Any:
+    """Return the numbers of the rows of a DataFrame; each is noted when Spark computes it."""
+
+    def work(batches: Iterable[Any]) -> Iterator[Any]:
+        return (noted_batch(batch, folder, task) for batch in batches)
+
+    return rows.mapInArrow(work, "n bigint")
 
 
 def parsed(segment: Any) -> Any:
@@ -164,9 +204,19 @@ def busy(segment: Any, folder: str = "", ms: int = 20) -> Any:
     return segment
 
 
+def busy_batch(batch: Any, folder: str, ms: int) -> Any:
+    """Return an Arrow batch after a while, which is recorded in a file of the process."""
+    return busy(batch, folder, ms)
+
+
 def nothing() -> int:
     """The sum of no segments."""
     return 0
+
+
+def added(one: int, other: int) -> int:
+    """Return the sum of two sums."""
+    return one + other
 
 
 def sum_or_fail(state: int, segment: Any) -> int:
