@@ -189,6 +189,23 @@ def field(segment: Any, name: str = "") -> Any:
     return segment[name]
 
 
+def fields(segment: Any, names: list[str]) -> Any:
+    """Return some fields of a segment."""
+    return {name: segment[name] for name in names}
+
+
+class Payments:
+    """A service that writes down what it is asked to charge."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def charge(self, user: str, amount: decimal.Decimal, idempotency_key: str) -> None:
+        """Charge a user."""
+        with open(self._file, "a") as file:
+            file.write(f"{user} {amount} {idempotency_key}\n")
+
+
 def is_even_row(segment: Any) -> bool:
     """Return whether the number of a row is even."""
     return bool(segment["n"] % 2 == 0)

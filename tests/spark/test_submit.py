@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from onyxq import Client, Function, HostSettings, Input, Job, Output, Sql
 from onyxq.interfaces import job_hosts
@@ -22,6 +23,7 @@ from onyxq.spark.session import descendants
 from tests.interfaces.live_world import running
 from tests.jobs.fake_host import FakeHosts
 from tests.spark.host_world import PATIENCE_S, ROOT, alive
+from tests.spark.page_world import blocks, executed
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java")]
 
@@ -46,7 +48,7 @@ def submitted(job: str, connect: str, log: Path, *options: str) -> Iterator[subp
     for setting in QUIET:
         command += ["--conf", setting]
     program = log.with_name("driver.py")
-    program.write_text("from onyxq.spark.submit import main\n\nraise SystemExit(main())\n")
+    program.write_text(blocks()["spark-clusters/driver.py"])
     command += [str(program), "--connect", connect, "--work", str(log.parent), *options, job]
     environment = {
         **os.environ,
@@ -75,12 +77,11 @@ def test_a_submitted_program_loses_a_job_when_it_is_frozen_and_takes_it_again(
     """Each task counts once, under each version of the job; the program ends with the job."""
     monkeypatch.setattr(job_hosts, "LEASE_S", LEASE_S)
     hosts, log = FakeHosts(), tmp_path / "submit.log"
-    job = Job(
-        id="submitted",
+    shown: Job = executed("spark-clusters/waiting.py", {}, {})["job"]
+    job = evolve(
+        shown,
         workflow=[("in", "same"), ("same", "out")],
         catalog=[Input("in", queue="a"), Function("same", "tests.spark.tasks:same"), Output("out", queue="b")],
-        own_host=True,
-        host=HostSettings(submit_wait_ms=600_000),
     )
     with running(slots=2, launch_host=hosts.launch) as cluster, Client(cluster.addresses[0]) as client:
         client.enqueue_many("a", [b"%d" % number for number in range(50)])
@@ -99,7 +100,7 @@ def test_a_submitted_program_loses_a_job_when_it_is_frozen_and_takes_it_again(
             assert process.wait(60) == 0, log.read_text()[-3_000:]
         found = [claim.data for claim in client.claim(["b"], max=200, worker="w")]
     assert sorted(map(int, found)) == list(range(100))
-    assert log.read_text().count("serving job submitted") == 2
+    assert log.read_text().count("serving job orders") == 2
     assert hosts.links == []
 
 
