@@ -8,6 +8,7 @@ from random import Random
 
 from attrs import evolve
 
+from onyxq.jobs.model import Job
 from tests.processes.cluster import Cluster
 from tests.processes.jobs_watched import STEP_S_MAX
 from tests.spark.slot_world import check_bounds, functions, input_files, notes, random_job
@@ -16,14 +17,19 @@ SEED = int(os.environ.get("ONYXQ_TEST_SEED", "1"))
 
 
 async def check_slots(cluster: Cluster, folder: Path, *, scheduler: str, count: int, slots: int) -> None:
-    """Submit random jobs to a peer at once, with one that needs more slots than the peer has."""
+    """Submit random jobs to a peer at once, with one that needs more slots than the peer has.
+
+    Of twenty jobs, one has a Spark process of its own.
+    """
     folder.mkdir()
     input_files(folder / "in")
     random = Random(f"{SEED} {scheduler}")
-    jobs = [
-        random_job(random, f"{scheduler}-{number}", folder, scheduler=scheduler, slots=slots) for number in range(count)
-    ]
-    large = random_job(random, f"{scheduler}-large", folder, scheduler=scheduler, slots=slots)
+
+    def made(name: object, *, own_host: bool = False) -> Job:
+        return random_job(random, f"{scheduler}-{name}", folder, scheduler=scheduler, slots=slots, own_host=own_host)
+
+    jobs = [made(number, own_host=number % 20 == 19) for number in range(count)]
+    large = made("large")
     large = evolve(large, min_slots=slots + 1, max_slots=None)
     async with cluster.client("a") as client:
         for job in (large, *jobs):

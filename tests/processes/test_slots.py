@@ -13,7 +13,7 @@ from tests.processes.slot_jobs import check_slots
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
-JOBS = int(os.environ.get("ONYXQ_TEST_JOBS", "7"))
+JOBS = int(os.environ.get("ONYXQ_TEST_JOBS", "20"))
 """Jobs under each scheduler."""
 SLOTS = 5
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from attrs import evolve
+
 from onyxq.jobs.job_check import problems
-from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
+from onyxq.jobs.model import BatchFunction, Function, Input, Job, Join, Output, Reduce, Sql, Trigger, Window
 from tests.spark.job_world import HERE
 
 Span = tuple[int, int]
@@ -19,10 +21,13 @@ SHAPES = {
     "windows": "in-f f-count f-more count-g more-h g-out h-out",
     "join": "in-f in-g f-pairs g-pairs pairs-h h-out",
     "frame": "in-f f-g f-h g-rows h-rows rows-out",
+    "batches": "in-f f-batches batches-g g-out",
 }
-"""Edges of workflows: functions f, g and h, windows count and more, the join pairs, the frame task rows."""
-WEIGHTS = (6, 4, 2, 1, 1, 1)
-FILES, LINES = 6, 4
+"""Edges of workflows: functions f, g and h, windows count and more, the join pairs, frame tasks rows and batches."""
+WEIGHTS = (6, 4, 2, 1, 1, 1, 2)
+OWN_HOST = ("frame", "batches")
+"""Shapes of jobs with a Spark process of their own: no other host can bound the slots of a job with frame tasks."""
+FILES, LINES = 6, 2
 
 
 def input_files(folder: Path) -> Path:
@@ -33,12 +38,16 @@ def input_files(folder: Path) -> Path:
     return folder
 
 
-def random_job(random: Random, name: str, folder: Path, *, scheduler: str, slots: int) -> Job:
-    """Return a valid job that needs no more than these slots; ``folder`` has the files, and gets the notes."""
+def random_job(random: Random, name: str, folder: Path, *, scheduler: str, slots: int, own_host: bool = False) -> Job:
+    """Return a valid job that needs no more than these slots; ``folder`` has the files, and gets the notes.
+
+    With ``own_host`` it has frame tasks and a bound, which need a Spark process of its own.
+    """
     while True:
-        (shape,) = random.choices(list(SHAPES), WEIGHTS)
+        shape = random.choice(OWN_HOST) if own_host else random.choices(list(SHAPES), WEIGHTS)[0]
         job = shaped(shape, name, folder, scheduler=scheduler, slots=slots, random=random)
-        if not any(problems(job)):
+        job = evolve(job, own_host=own_host)
+        if not any(problems(job)) and (job.max_slots or not own_host):
             for task in functions(job):
                 notes(folder, job.id, task.name).mkdir(parents=True)
             return job
@@ -56,9 +65,11 @@ def shaped(shape: str, name: str, folder: Path, *, random: Random, scheduler: st
         "pairs": Join("pairs", left="f", right="g", on="value"),
         "rows": Sql("rows", "select * from g union all select * from h", schema="value string"),
     }
+    params = {task: {"folder": str(notes(folder, name, task)), "ms": 10} for task in ("f", "g", "h", "batches")}
     for task in "fgh":
-        params = {"folder": str(notes(folder, name, task)), "ms": 10}
-        made[task] = Function(task, f"{HERE}:busy", params, **_bounds(random, slots, percentage=True))
+        made[task] = Function(task, f"{HERE}:busy", params[task], **_bounds(random, slots, percentage=True))
+    columns: dict[str, Any] = {"returns": "value string", "schema": "value string"}
+    made["batches"] = BatchFunction("batches", f"{HERE}:busy_batch", params["batches"], **columns)
     windows = [one for one in ("count", "more") if one in names]
     return Job(
         id=name,
@@ -85,9 +96,9 @@ def _bounds(random: Random, most: int, *, percentage: bool = False) -> dict[str,
     return found
 
 
-def functions(job: Job) -> list[Function]:
-    """Return the functions of a job."""
-    return [task for task in job.catalog if isinstance(task, Function)]
+def functions(job: Job) -> list[Function | BatchFunction]:
+    """Return the functions of a job, which note their calls."""
+    return [task for task in job.catalog if isinstance(task, (Function, BatchFunction))]
 
 
 def need(job: Job) -> int:
@@ -100,9 +111,11 @@ def bound_of_job(job: Job, slots: int) -> int:
     return min(slots, job.max_slots or slots)
 
 
-def bound_of_task(job: Job, task: Function, slots: int) -> int:
+def bound_of_task(job: Job, task: Function | BatchFunction, slots: int) -> int:
     """Return how many calls of a function may run at once."""
     most = bound_of_job(job, slots)
+    if isinstance(task, BatchFunction):
+        return most
     share = max(1, task.min_slots, most * task.percentage // 100) if task.percentage else most
     return min(most, share, task.max_slots or most)
 
@@ -137,7 +150,8 @@ def at_once(spans: Iterable[Span], weight: Iterable[int] | None = None) -> int:
 def check_bounds(jobs: list[Job], folder: Path, slots: int) -> dict[str, int]:
     """Assert that no bound was exceeded, and return how many calls of each job ran at once.
 
-    The jobs that had begun and not ended never needed more slots together than there are.
+    The jobs that had begun and not ended never needed more slots together than there are. Jobs that share a host never
+    used more; the threads of a process of its own are beside those of that host.
     """
     found, whole, all_calls = {}, [], list[Span]()
     for job in jobs:
@@ -150,7 +164,7 @@ def check_bounds(jobs: list[Job], folder: Path, slots: int) -> dict[str, int]:
         found[job.id] = at_once(spans)
         assert found[job.id] <= bound_of_job(job, slots), f"job {job}"
         whole.append((min(began for began, _ in spans), max(ended for _, ended in spans)))
-        all_calls += spans
+        all_calls += [] if job.own_host else spans
     assert at_once(whole, map(need, jobs)) <= slots, "jobs were started with fewer slots than they need"
     assert at_once(all_calls) <= slots
     return found
