@@ -26,6 +26,7 @@ from onyxq.operations.table.cluster import (
     GetRing,
     Leave,
 )
+from onyxq.operations.table.dead import DISCARD_DEAD, LIST_DEAD, REQUEUE_DEAD, DeadResults
 from onyxq.operations.table.log import GC, GET_EXTENSION, GET_LOG, SUBMIT_ENTRY, Gc, GetExtension, GetLog, SubmitEntry
 from onyxq.operations.table.operation import A, Operation, R, plain
 from onyxq.operations.table.periodic import (
@@ -39,17 +40,7 @@ from onyxq.operations.table.periodic import (
     SetPeriodic,
 )
 from onyxq.operations.table.queue import GET_QUEUE, LIST_QUEUES, SET_QUEUE, GetQueue, ListQueues
-from onyxq.operations.table.task import (
-    COUNT_TASKS,
-    DISCARD_DEAD,
-    LIST_DEAD,
-    PURGE_QUEUE,
-    REQUEUE_DEAD,
-    CountTasks,
-    DeadResults,
-    PurgeQueue,
-    State,
-)
+from onyxq.operations.table.task import COUNT_TASKS, PURGE_QUEUE, CountTasks, PurgeQueue, State
 from onyxq.operations.table.timer import (
     CANCEL_TIMER,
     GET_TIMER,

@@ -26,7 +26,7 @@ from onyxq.leader.state.states import State
 from onyxq.leader.state.view import Refused
 from onyxq.leader.task_updates import reports_of
 from onyxq.leader.token_check import TokenCheck
-from onyxq.operations.table.task import DiscardDead, RequeueDead
+from onyxq.operations.table.dead import DiscardDead, RequeueDead
 from onyxq.system.procedures import Wait, procedure
 
 PAGE_TASKS = 64

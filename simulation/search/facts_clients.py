@@ -14,8 +14,9 @@ from onyxq.core.errors import KeyTaken, OnyxqError, StaleToken
 from onyxq.core.ids import TaskId, make_id, partition_of, with_counter
 from onyxq.leader.grants.claims_here import claim_here
 from onyxq.operations.table.claim import Complete, Completion, Fail, Failure, Held, Release, Renew, Renewal
+from onyxq.operations.table.dead import RequeueDead
 from onyxq.operations.table.enqueue import Enqueue, NewRun
-from onyxq.operations.table.task import CancelTasks, RequeueDead
+from onyxq.operations.table.task import CancelTasks
 from onyxq.system.procedures import Withdrawn
 from simulation.checkers import Broken
 from simulation.search.facts_cluster import Facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from itertools import count
 
@@ -39,3 +40,11 @@ def queue() -> str:
 def line(live: Live, capsys: pytest.CaptureFixture[str]) -> Line:
     """A command line at the node."""
     return Line(live.address, capsys)
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address without a listener, which stays reserved while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"

@@ -7,18 +7,14 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from onyxq import AsyncClient, errors
-from onyxq.client.connection_settings import ConnectionSettings
+from onyxq import errors
 from onyxq.errors import BadRequest
 from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS, PEER_SECTIONS, PEER_SETTINGS
 from onyxq.interfaces.cli.context import clock, moment, task_id
@@ -53,14 +49,6 @@ PROMISED = """
     worker list; config show;
     outbox relay; outbox create; outbox list; outbox retry; outbox discard
 """
-
-
-@pytest.fixture
-def nobody() -> Iterator[str]:
-    """An address without a listener, which stays reserved while the test runs."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def test_every_promised_command_exists() -> None:
@@ -540,62 +528,6 @@ def test_an_error_in_json_has_no_empty_advice(capsys: pytest.CaptureFixture[str]
     out.error(BadRequest("a must be 1, not 2", field="a"))
     out.error(BadRequest("b must be 1, not 2", field="b", hint="Give 1."))
     assert [json.loads(line)["hint"] for line in capsys.readouterr().err.splitlines()] == [None, "Give 1."]
-
-
-def test_a_call_takes_the_limits_of_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str
-) -> None:
-    """The application of the function uses them, and the files of TLS."""
-    shop = "from onyxq import App\napp = App()\n\n\n@app.task(queue='q')\ndef send() -> None: ...\n"
-    (tmp_path / "limited_shop.py").write_text(shop, "utf-8")
-    monkeypatch.chdir(tmp_path)
-    for name in ("REQUEST_TIMEOUT_MS", "CONNECT_TIMEOUT_MS", "TLS_CA"):
-        monkeypatch.setenv(f"ONYXQ_{name}", "")  # so that they are as before after this test
-    call = ["task", "call", "limited_shop:send", "--connect", nobody]
-    assert run([*call, "--request-timeout-ms", "1234", "--connect-timeout-ms", "50"]) == 5
-    app = sys.modules["limited_shop"].app
-    found = app._settings()
-    assert (found.timeout_ms, found.connect_timeout_ms) == (1_234, 50)
-    app.close()
-    assert run([*call, "--tls-ca", "missing.pem"]) == 2
-
-
-def test_a_worker_takes_the_limits_of_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """So do the calls that its functions make."""
-    shop = """
-        from onyxq import App
-        from onyxq.errors import BadRequest
-
-        app = App()
-
-
-        @app.task(queue="q")
-        def send() -> None: ...
-
-
-        @app.resource
-        def ended():
-            calls = app._settings()
-            raise BadRequest(f"calls have {calls.timeout_ms} and {calls.connect_timeout_ms} ms")
-            yield
-    """
-    (tmp_path / "stopping_shop.py").write_text(textwrap.dedent(shop), "utf-8")
-    monkeypatch.chdir(tmp_path)
-    for name in ("REQUEST_TIMEOUT_MS", "CONNECT_TIMEOUT_MS"):
-        monkeypatch.setenv(f"ONYXQ_{name}", "")  # so that they are as before after this test
-    opened: list[tuple[int, int | None]] = []
-
-    def noted(connection: ConnectionSettings) -> AsyncClient:
-        opened.append((connection.timeout_ms, connection.connect_timeout_ms))
-        return AsyncClient(connection.address)
-
-    monkeypatch.setattr(ConnectionSettings, "asynchronous_client", noted)
-    start = ["worker", "start", "stopping_shop:app", "--connect", nobody]
-    assert run([*start, "--request-timeout-ms", "1234", "--connect-timeout-ms", "50"]) == 2
-    assert "calls have 1234 and 50 ms" in capsys.readouterr().err
-    assert opened == [(1_234, 50)]
 
 
 @pytest.mark.parametrize(

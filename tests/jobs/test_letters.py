@@ -178,7 +178,7 @@ def beside_frames() -> Job:
             Sql("q", "select n from `in` union all select n from clean", schema="n int"),
             Function("parse", "json:loads"),
             Reduce("count"),
-            Join("pairs", left="parse", right="clean", on="n"),
+            Join("pairs", left="parse", right="clean", on="n", keep_all=True),
             *(Output(name, queue=name) for name in ("out", "counts", "paired")),
         ],
         flow_conditions=[

@@ -8,7 +8,7 @@ import trio
 from onyxq.core.ids import TaskId, ms_of, partition_of
 from onyxq.core.purged import NOTHING, Watermark
 from onyxq.errors import BadRequest
-from onyxq.operations.table.task import RequeueDead
+from onyxq.operations.table.dead import RequeueDead
 from simulation.scenes.base import leader_of
 from simulation.world.clients import RecordingClient
 from simulation.world.world import World

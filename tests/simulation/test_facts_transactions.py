@@ -17,7 +17,7 @@ from onyxq.leader.completions import SETTLE_EVERY_S
 from onyxq.leader.transaction_apply import DEPENDS_PATIENCE_S
 from onyxq.node.node import Node
 from onyxq.operations.table.claim import Renew, Renewal
-from onyxq.operations.table.task import DiscardDead
+from onyxq.operations.table.dead import DiscardDead
 from onyxq.store.store import Store
 from onyxq.system.procedures import pause
 from simulation.planted.bugs_facts_transactions import FACT_TRANSACTION_BUGS

@@ -14,7 +14,7 @@ from onyxq.core.replica import claim_of
 from onyxq.errors import LogUnavailable, OnyxqError, StaleToken
 from onyxq.leader.completion_rows import not_ended_by
 from onyxq.leader.state.states import State
-from onyxq.operations.table.task import DiscardDead
+from onyxq.operations.table.dead import DiscardDead
 from onyxq.store.interface import Batch
 from simulation.scenes.base import ONE, back, cut_off, leader_of, successor
 from simulation.world.clients import RecordingClient

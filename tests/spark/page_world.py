@@ -66,7 +66,7 @@ def of_output(output: Output, source: Input, fields: Iterable[str], *more: Outpu
     """Return a job that gives an output of a page some fields of an input's rows."""
     fields = list(fields)
     return Job(
-        id=f"of-{output.name}",
+        id=f"of-{output.name}".replace(" ", "-"),
         workflow=[(source.name, "pick"), ("pick", output.name)],
         catalog=[source, Function("pick", f"{HERE}:fields", {"names": fields}), output, *more],
     )

@@ -40,8 +40,11 @@ AT_MS = 28_333_334 * MINUTE_MS
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "dataframes/shop.py": "spark/test_frames.py",
+    "dataframes/test_shop.py": "spark/test_preview.py",
     "jobs/calls.py": "jobs/test_jobs_page.py",
     "jobs/routes.py": "jobs/test_jobs_page.py",
+    "outputs/compact.py": "spark/test_delta.py",
+    "outputs/fenced.py": "spark/test_postgres.py",
     "spark-clusters/driver.py": "spark/test_submit.py",
     "spark-clusters/waiting.py": "spark/test_submit.py",
 }
@@ -121,6 +124,12 @@ def billing(folder: Path) -> Job:
     return of_output(output, sold(folder), ["order", "user", "amount"])
 
 
+def by_day(folder: Path) -> Job:
+    """Return a job with the function of a DataFrame as an output."""
+    output = executed("outputs/by_day.py", {"/data": str(folder)}, {})[VALUE]
+    return of_output(output, sold(folder), ["order", "day", "amount"])
+
+
 def totals(folder: Path, url: str = "postgresql://etl@127.0.0.1/shop") -> Job:
     """Return a job with the table of PostgreSQL."""
     places = {"/data": str(folder), "postgresql://etl@db.example/shop": url}
@@ -162,6 +171,7 @@ JOBS: dict[str, Made] = {
     "jobs/priced.py": priced,
     "outputs/alerts.py": alerts,
     "outputs/billing.py": billing,
+    "outputs/by_day.py": by_day,
     "outputs/lake.py": lake,
     "outputs/sales.py": sales,
     "outputs/totals.py": totals,
@@ -300,6 +310,16 @@ def run_billing(reader: Reader, request: pytest.FixtureRequest) -> None:
     assert sorted((user, amount) for user, amount, _ in charged) == [("ann", "3.75"), ("bob", "3.75")]
     assert {key.rpartition("/")[2] for _, _, key in charged} == {"o1", "o2"}
     assert all(key.startswith("onyxq/of-billing/billing/") for _, _, key in charged)
+
+
+@runs("outputs/by_day.py")
+def run_by_day(reader: Reader, request: pytest.FixtureRequest) -> None:
+    """The sums of a batch are in a folder of their own."""
+    reader.write("sold", FITS)
+    reader.completed(by_day(reader.folder))
+    days = Counter(row["day"] for row in FITS)
+    found = {str(one["day"]): one["sum(amount)"] for one in written(reader.folder / "by_day" / "batch=0", "parquet")}
+    assert found == {day: number * Decimal("3.75") for day, number in days.items()}
 
 
 @runs("outputs/totals.py")

@@ -161,7 +161,7 @@ def batch(chosen: Sequence[dict[str, Any]]) -> Any:
 def written_by(routed: Routed, outs: dict[str, Folder], batches: Sequence[Any], part: int = 0) -> list[tuple[str, int]]:
     """Write batches as one task; return the numbers in its hidden files, each with its output."""
     task = Staging(outs, job=JOB, batch=0, part=part)
-    routed._write(routed._rows(batches, task.add_batch), task, 0)
+    routed._write(routed._found(batches, task), task, 0)
     files = [(one.out, Path(outs[one.out].path) / "_onyxq" / JOB / one.name) for one in task.finish()]
     return [(out, number) for out, file in files for number in parquet.ParquetFile(file).read()["n"].to_pylist()]
 
@@ -229,13 +229,13 @@ def test_rows_of_all_parts_and_inputs_have_lineages_of_their_own(tmp_path: Path)
     parts = [("rows", 0, 5), ("segments", 0, 3), ("rows", 1, 2), ("rows", 2, 4)]
     given_rows = [row(name, 100 * part + number, part) for name, part, count in parts for number in range(count)]
     batches = [batch(given_rows[:3]), batch(given_rows[3:9]), batch(given_rows[9:])]
-    found = list(routed._rows(batches, Staging(outs, job=JOB, batch=0, part=0).add_batch))
+    found = list(routed._found(batches, Staging(outs, job=JOB, batch=0, part=0)))
     assert [out for out, _, _ in found] == ["b"] * 14
     assert [payload for _, _, payload in found] == [
         pack({"n": 100 * part + number}) for _, part, count in parts for number in range(count)
     ]
     assert len({lineage for _, lineage, _ in found}) == 14
-    alone = list(routed._rows([batch(given_rows[8:10])], Staging(outs, job=JOB, batch=0, part=0).add_batch))
+    alone = list(routed._found([batch(given_rows[8:10])], Staging(outs, job=JOB, batch=0, part=0)))
     assert alone == found[8:10], "a part has the same lineages wherever it is read"
 
 
@@ -269,7 +269,7 @@ def test_columns_for_an_output_with_dead_letters_are_looked_at_row_by_row(tmp_pa
     routed = Routed(outs, {**routed._options, "letters": '["a", "b"]'})
     batches = [batch([row("both", number)]) for number in (1, 2)]
     task = Staging(outs, job=JOB, batch=0, part=0)
-    found = list(routed._rows(batches, task))
+    found = list(routed._found(batches, task))
     assert [(out, payload) for out, _, payload in found] == [("b", pack({"n": number})) for number in (1, 2)]
     assert len({lineage for _, lineage, _ in found}) == 2
     assert [one.out for one in task.finish()] == ["a"]
@@ -306,7 +306,7 @@ def test_files_take_plain_values_before_they_are_packed(tmp_path: Path) -> None:
     """No row is left for the sink: the region has written all, each once."""
     routed, outs = sink(tmp_path, job_with("reused"))
     task = Staging(outs, job=JOB, batch=0, part=0)
-    assert list(routed._rows([batch([row("rows", number) for number in range(3)])], task)) == []
+    assert list(routed._found([batch([row("rows", number) for number in range(3)])], task)) == []
     (file,) = task.finish()
     found = parquet.ParquetFile(tmp_path / "b" / "_onyxq" / JOB / file.name).read()["n"].to_pylist()
     assert found == [0, 0, 1, 1, 2, 2]

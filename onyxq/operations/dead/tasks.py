@@ -17,8 +17,7 @@ from onyxq.node.routing import Routed, Router
 from onyxq.operations.checks.runs import check_ids
 from onyxq.operations.handlers import Handler, served
 from onyxq.operations.handlers import merged as all_of
-from onyxq.operations.table.operation import converted
-from onyxq.operations.table.task import (
+from onyxq.operations.table.dead import (
     DISCARD_DEAD,
     LIST_DEAD,
     REQUEUE_DEAD,
@@ -26,9 +25,9 @@ from onyxq.operations.table.task import (
     DiscardDead,
     ListDead,
     RequeueDead,
-    TaskPage,
-    task_result,
 )
+from onyxq.operations.table.operation import converted
+from onyxq.operations.table.task import TaskPage, task_result
 from onyxq.operations.task_lists import VIEW_LOOKS, Found, Place, gather, look, merged
 from onyxq.operations.task_reads import Reading, partitions_of
 

@@ -15,8 +15,9 @@ from onyxq.core.limits import FLOW_JOINS_QUEUE
 from onyxq.operations.flow.flows import STATES, UNFINISHED, Flows, Known, view_of
 from onyxq.operations.flow.plan import Record
 from onyxq.operations.handlers import Handler, served
+from onyxq.operations.table.dead import DeadResults, RequeueDead
 from onyxq.operations.table.flow import REQUEUE_FLOW, FlowView, RequeueFlow
-from onyxq.operations.table.task import DeadResults, GetTask, RequeueDead, TaskView
+from onyxq.operations.table.task import GetTask, TaskView
 from onyxq.operations.task_reads import Reading
 
 

@@ -11,6 +11,7 @@ import msgspec
 from onyxq.operations.table import (
     claim,
     cluster,
+    dead,
     enqueue,
     flow,
     job,
@@ -38,7 +39,7 @@ GROUPS: Mapping[str, tuple[Operation[Any, Any], ...]] = MappingProxyType(
         "Flows": flow.FLOWS,
         "Claims": claim.CLAIMS,
         "Transactions": transaction.TRANSACTIONS,
-        "Dead letters": task.DEAD,
+        "Dead letters": dead.DEAD,
         "Timers": timer.TIMERS,
         "Jobs": (*job.JOBS, *savepoint.SAVEPOINTS, *transaction.BATCHES),
         "Cluster": cluster.CLUSTER,

@@ -208,6 +208,18 @@ class Routed(Fed):
 
     # --- executors
 
+    def _found(self, batches: Iterable[Any], staging: Staging) -> Iterator[Row]:
+        """Yield what regions make of the rows, and write the rows that are columns, or that files take as they are."""
+        numbers = itertools.count()
+
+        def columns(out: str, batch: Any) -> Iterable[Row]:
+            if out in self._lettered and self._folders[out].format not in GROWING:
+                return self._by_row(out, batch, staging.part, numbers)
+            staging.add_batch(out, batch)
+            return ()
+
+        return self._rows(batches, columns, staging.take if self._only_files else None)
+
     def _by_row(self, out: str, batch: Any, part: str, numbers: Iterator[int]) -> Iterator[Row]:
         """Yield the rows of an Arrow batch as segments for an output that may refuse single ones."""
         maker = hash64(f"{self._job}/{part}/{out}".encode())
@@ -230,17 +242,8 @@ class Routed(Fed):
             part=context.partitionId(),
             found=lambda folder: found().get(folder.name, ""),
         )
-        numbers = itertools.count()
-
-        def columns(out: str, rows: Any) -> Iterable[Row]:
-            if out in self._lettered and self._folders[out].format not in GROWING:
-                return self._by_row(out, rows, staging.part, numbers)
-            staging.add_batch(out, rows)
-            return ()
-
-        take = staging.take if self._only_files else None
         try:
-            parts = self._write(self._rows(iterator, columns, take), staging, batch)
+            parts = self._write(self._found(iterator, staging), staging, batch)
             return Written(tuple(staging.finish()), parts)
         except BadRequest as error:
             staging.discard()
