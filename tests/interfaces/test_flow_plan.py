@@ -167,9 +167,9 @@ def test_a_state_follows_from_the_record_and_the_tasks(recorded: str, counts: di
 
 
 def test_a_failed_task_is_requeued_after_the_failed_tasks_before_it() -> None:
-    """If it was requeued earlier, it could fail again because of them."""
-    ids = [make_id(1_000_000, 3, 78, place) for place in range(6)]
-    states = ("failed", "failed", "completed", "failed", "failed", "failed")
-    after = ([], [], [0], [2], [0, 1], [4])
+    """If it was requeued earlier, it could fail again because of them. One leader requeues its tasks in order."""
+    ids = [make_id(1_000_000, partition, 78, place) for place, partition in enumerate((3, 3, 3, 3, 5, 3, 3))]
+    states = ("failed", "failed", "completed", "failed", "failed", "failed", "failed")
+    after = ([], [0], [0], [2], [0, 1], [4], [5])
     tasks = list(zip(ids, states, after, strict=True))
-    assert list(waves(tasks)) == [[ids[0], ids[1], ids[3]], [ids[4]], [ids[5]]]
+    assert list(waves(tasks)) == [[ids[0], ids[1], ids[3]], [ids[4]], [ids[5], ids[6]]]

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import chain
 
 from onyxq.core.errors import Conflict, NotFound, OnyxqError, from_map
-from onyxq.core.ids import TaskId, ids_of
+from onyxq.core.ids import TaskId, ids_of, partition_of
 from onyxq.core.limits import FLOW_JOINS_QUEUE
 from onyxq.operations.flow.flows import STATES, UNFINISHED, Flows, Known, view_of
 from onyxq.operations.flow.plan import Record
 from onyxq.operations.handlers import Handler, served
+from onyxq.operations.held_tasks import PAGE
 from onyxq.operations.table.dead import DeadResults, RequeueDead
 from onyxq.operations.table.flow import REQUEUE_FLOW, FlowView, RequeueFlow
 from onyxq.operations.table.task import GetTask, TaskView
@@ -46,24 +47,24 @@ class FlowRequeue:
             await self._requeue(wave)
         # A requeued task of on_done is due at once: it no longer waits for the others.
         if not last or last[0][1] != "failed" or all(state not in ("failed", *UNFINISHED) for _, state, _ in tasks):
-            for join in await self._joins(found):
-                await self._requeue([join])
+            for level in await self._joins(found):
+                await self._requeue(level)
             await self._requeue([task_id for task_id, state, _ in last if state == "failed"])
             await self._requeue([args.id])
         found = await self._flows.flow(args.id)
         return view_of(found, (await self._flows.states_of([found.record]))[0])
 
-    async def _joins(self, found: Known) -> list[TaskId]:
-        """Return the failed joins between the tasks and the record, each after those on which it depends."""
+    async def _joins(self, found: Known) -> list[list[TaskId]]:
+        """Return the failed joins between the tasks and the record, in levels: each after those on which it depends."""
         tasks = {one for run in found.record.runs for one in ids_of(*run.run)}
-        joins: list[TaskId] = []
+        joins: list[list[TaskId]] = []
         level: Sequence[TaskView] = [found.task]
         while level:
             ids = [
                 one for one in dict.fromkeys(chain.from_iterable(task.depends for task in level)) if one not in tasks
             ]
             level = [task for one in ids if (task := await self._join(one)) is not None]
-            joins += [task.id for task in level if task.state == "failed"]
+            joins.append([task.id for task in level if task.state == "failed"])
         return joins[::-1]
 
     async def _join(self, task_id: TaskId) -> TaskView | None:
@@ -76,11 +77,10 @@ class FlowRequeue:
 
     async def _requeue(self, ids: Sequence[TaskId]) -> None:
         """Requeue those of the tasks that are dead letters; raises errors of leaders."""
-        if not ids:
-            return
-        for one in (await self._requeue_dead(RequeueDead(ids=[*ids]))).results or ():
-            if not one.ok:
-                _raise_unless_gone(from_map({"code": one.code, "message": one.detail, "hint": one.hint}))
+        for start in range(0, len(ids), PAGE):
+            for one in (await self._requeue_dead(RequeueDead(ids=[*ids[start : start + PAGE]]))).results or ():
+                if not one.ok:
+                    _raise_unless_gone(from_map({"code": one.code, "message": one.detail, "hint": one.hint}))
 
 
 Stated = tuple[TaskId, str, Sequence[int]]
@@ -98,12 +98,17 @@ def _with_states(record: Record, states: Sequence[bytes]) -> tuple[list[Stated],
 
 
 def waves(tasks: Sequence[Stated]) -> Iterator[list[TaskId]]:
-    """Yield the failed tasks in lists, each after the lists with the failed tasks on which it depends."""
+    """Yield the failed tasks in lists, each after the lists with the failed tasks on which it depends.
+
+    Tasks of one partition may share a list, because one leader requeues them in this order. Most flows have few
+    partitions, so a long chain needs few requests.
+    """
     wave: dict[int, TaskId] = {}
     for place, (task_id, state, after) in enumerate(tasks):
         if state != "failed":
             continue
-        if not wave.keys().isdisjoint(after):
+        there = partition_of(task_id)
+        if any(one in wave and partition_of(wave[one]) != there for one in after):
             yield [*wave.values()]
             wave = {}
         wave[place] = task_id
