@@ -70,7 +70,7 @@ def as_moment_ms(value: Moment, field: str) -> int:
     """Return a time in milliseconds since the epoch; numbers stay as they are. Raises `BadRequest` naming the field."""
     if not isinstance(value, datetime):
         return value
-    if value.tzinfo is None:
+    if value.utcoffset() is None:
         hint = "Make one with datetime.now(UTC), or give it a zone with .astimezone()."
         raise BadRequest(f"{field} needs a time zone, not {value!r}", field=field, hint=hint)
     return round((value - _EPOCH) / _MILLISECOND)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,19 @@ def test_options_of_functions_take_them() -> None:
         app.worker(lease_ms="10")
 
 
+class Nowhere(tzinfo):
+    """A time zone that does not know its offset; Python calls times of it naive."""
+
+    def utcoffset(self, dt: datetime | None) -> None:
+        """Return no offset."""
+
+    def dst(self, dt: datetime | None) -> None:
+        """Return no offset of summer time."""
+
+    def tzname(self, dt: datetime | None) -> None:
+        """Return no name."""
+
+
 def test_a_time_may_be_a_datetime_of_any_zone() -> None:
     """Functions and clients take it. Without a zone it would be a time of the wrong hour."""
     app = App()
@@ -101,8 +114,9 @@ def test_a_time_may_be_a_datetime_of_any_zone() -> None:
     later = datetime(2201, 5, 1, 14, tzinfo=timezone(timedelta(hours=2)))
     ms = 7_300_065_600_000
     assert as_moment_ms(later, "at_ms") == as_moment_ms(ms, "at_ms") == ms
-    with pytest.raises(BadRequest, match="at_ms needs a time zone"):
-        as_moment_ms(datetime(2201, 5, 1, 14), "at_ms")
+    for zone in (None, Nowhere()):
+        with pytest.raises(BadRequest, match="at_ms needs a time zone"):
+            as_moment_ms(datetime(2201, 5, 1, 14, tzinfo=zone), "at_ms")
     with open_cluster(peers=1, seed=1) as cluster, cluster.client() as client:
         cluster.use(app)
         run = app.tasks["print"]
