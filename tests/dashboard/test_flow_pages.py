@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from onyxq import Client, Step
-from onyxq.interfaces.dashboard.flows import NODES_MAX, graph_of
+from onyxq.errors import Unavailable
+from onyxq.interfaces.dashboard.flows import NODES_MAX, flow_of, graph_of
+from onyxq.interfaces.http.endpoint import Call
 from tests.dashboard.test_pages import HTML, found, parsed, texts
+from tests.interfaces.http_world import on_trio
 from tests.interfaces.live_world import running
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -77,6 +80,17 @@ def test_the_page_of_a_task_shows_its_flow(served: tuple[Client, httpx.Client]) 
     alone = client.enqueue("one", b"z")
     assert client.get(alone).flow is None and "/ui/flow?" not in http.get(f"/ui/tasks/{alone.hex()}").text
     flow.cancel()
+
+
+@on_trio
+async def test_the_page_of_a_task_does_without_its_flow() -> None:
+    """Other partitions have the rest of a flow. While they have no leader, the page shows the task alone."""
+
+    class Apart:
+        async def ask(self, *_: Any, **__: Any) -> Any:
+            raise Unavailable("partition 3 has no leader now")
+
+    assert await flow_of(cast(Call, Apart()), {"id": b"t" * 20, "flow": b"f" * 20}) is None
 
 
 def test_a_page_of_flows_refuses_what_does_not_exist(served: tuple[Client, httpx.Client]) -> None:

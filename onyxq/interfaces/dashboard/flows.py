@@ -9,7 +9,7 @@ from typing import Any, get_args
 from attrs import define, field, frozen
 from starlette.responses import Response
 
-from onyxq.core.errors import Forbidden, NotFound
+from onyxq.core.errors import OnyxqError
 from onyxq.interfaces.dashboard.page import ROWS, After, Filter, PageArgs, filtered, shows
 from onyxq.interfaces.dashboard.rendering import Tab, link, page
 from onyxq.interfaces.dashboard.tasks import UNFINISHED
@@ -128,12 +128,15 @@ def graph_of(tasks: Sequence[Mapping[str, Any]], on_done: bytes | None) -> Graph
 
 
 async def flow_of(call: Call, task: Mapping[str, Any]) -> FlowOfTask | None:
-    """Return the flow of a task; None if it has none, or if the flow is gone or the caller may not see it."""
+    """Return the flow of a task; None if it has none, or if the flow is gone or cannot be read.
+
+    The states of a flow need the leaders of all its partitions. The page of one task needs that of the task only.
+    """
     if task["flow"] is None:
         return None
     try:
         flow: dict[str, Any] = await call.ask("flow.get", id=task["flow"], limit=GRAPH_TASKS_MAX)
-    except (NotFound, Forbidden):
+    except OnyxqError:
         return None
     tasks = flow["tasks"]
     if sum(flow["counts"].values()) > len(tasks):
