@@ -60,7 +60,10 @@ def test_a_failed_flow_is_shown_as_a_flow_and_retried_with_its_tasks(served: tup
     for path in (f"/ui/search?q={flow.id.hex()}", f"/ui/tasks?id={flow.id.hex()}", f"/ui/tasks/{flow.id.hex()}"):
         assert str(http.get(path).url).endswith(f"/ui/flow?id={flow.id.hex()}")
     assert "flow nightly" in texts(parsed(http.get("/ui/tasks?state=failed").text))
-    answer = http.post("/ui/do/flow-requeue", data={"id": flow.id.hex()}, headers={"origin": str(http.base_url)})
+    origin = {"origin": str(http.base_url)}
+    ticked = http.post("/ui/chosen", data={"action": "requeue", "id": flow.id.hex()}, headers=origin).text
+    assert "Retry 0 tasks?" in ticked and f"/ui/flow?id={flow.id.hex()}" in ticked, "alone it would fail again"
+    answer = http.post("/ui/do/flow-requeue", data={"id": flow.id.hex()}, headers=origin)
     assert "are due again" in answer.text and "/ui/do/flow-requeue" not in answer.text
     assert client.flow(flow.id)["counts"] == {"ready": 1, "waiting": 1}
     flow.cancel()

@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import ID_BYTES
+from onyxq.core.limits import FLOWS_QUEUE
 from onyxq.history import words
 from onyxq.interfaces.dashboard.actions import Form, list_of, one
 from onyxq.interfaces.dashboard.calls import title
@@ -213,6 +214,10 @@ async def post_chosen(call: Call) -> Response:
         chosen, has_more = await _ticked(call, form), False
     else:
         chosen, has_more = await _matching(call, search, act)
+    # The record of a flow would fail again because of the tasks that failed: the flow's page retries those too.
+    is_alone = name == "requeue" and one(form, "which", "ticked") == "ticked"
+    flows = [task for task in chosen if is_alone and task.queue == FLOWS_QUEUE and task.state in act.states]
+    chosen = [task for task in chosen if task not in flows]
     tasks = [task for task in chosen if task.state in act.states][:CHOSEN_MAX]
     return page(
         call,
@@ -224,6 +229,7 @@ async def post_chosen(call: Call) -> Response:
         ids=" ".join(task.id.hex() for task in tasks),
         count=len(tasks),
         unfit=len(chosen) - len(tasks),
+        flows=flows,
         has_more=has_more,
         kinds=_kinds(tasks),
         search=search,
