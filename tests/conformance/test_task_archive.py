@@ -75,14 +75,14 @@ async def test_results_of_all_sorts_come_back_as_they_were(store: AnyStore, tmp_
 
 
 @in_trio
-async def test_the_due_time_that_a_unique_task_got_is_kept(store: AnyStore, tmp_path: Path) -> None:
+async def test_the_due_time_that_a_unique_task_got_and_its_flow_are_kept(store: AnyStore, tmp_path: Path) -> None:
     """Its row was changed before its first grant."""
     first = task_id()
-    header = {"unique_key": "u", "order": [FROM_MS, 1, 1], "mark": [1, 2], "due_ms": FROM_MS + 7}
+    header = {"unique_key": "u", "order": [FROM_MS, 1, 1], "mark": [1, 2], "due_ms": FROM_MS + 7, "flow": task_id(9)}
     await put(store, tasks(first, 1, **header), completed(first, [b"ok"]))
     await archived(store, tmp_path)
     kept = found(tmp_path, first)
-    assert kept is not None and kept.task["at_ms"] == FROM_MS + 7
+    assert kept is not None and (kept.task["at_ms"], kept.task["flow"]) == (FROM_MS + 7, task_id(9))
     assert kept == live(store, first)
 
 

@@ -50,7 +50,7 @@ def test_a_flow_is_drawn_and_cancelled(served: tuple[Client, httpx.Client]) -> N
     assert flow.state() == "cancelled"
 
 
-def test_a_failed_flow_is_shown_as_a_flow_and_retried_with_its_tasks(served: tuple[Client, httpx.Client]) -> None:
+def test_a_failed_flow_is_shown_as_a_flow_and_requeued_with_its_tasks(served: tuple[Client, httpx.Client]) -> None:
     """Its id leads to its page, wherever it is typed in."""
     client, http = served
     flow = client.make_flow(client.chain(Step("breaks", b"x", retries=0), ("after", b"y")), name="nightly")
@@ -62,7 +62,7 @@ def test_a_failed_flow_is_shown_as_a_flow_and_retried_with_its_tasks(served: tup
     assert "flow nightly" in texts(parsed(http.get("/ui/tasks?state=failed").text))
     origin = {"origin": str(http.base_url)}
     ticked = http.post("/ui/chosen", data={"action": "requeue", "id": flow.id.hex()}, headers=origin).text
-    assert "Retry 0 tasks?" in ticked and f"/ui/flow?id={flow.id.hex()}" in ticked, "alone it would fail again"
+    assert "Requeue 0 tasks?" in ticked and f"/ui/flow?id={flow.id.hex()}" in ticked, "alone it would fail again"
     answer = http.post("/ui/do/flow-requeue", data={"id": flow.id.hex()}, headers=origin)
     assert "are due again" in answer.text and "/ui/do/flow-requeue" not in answer.text
     assert client.flow(flow.id)["counts"] == {"ready": 1, "waiting": 1}

@@ -74,7 +74,7 @@ def test_a_long_list_of_options_is_in_sections(capsys: pytest.CaptureFixture[str
     first, *sections = capsys.readouterr().out.split("\n\ncredentials and TLS:\n")
     assert first.startswith("usage: onyxq dev [OPTION ...] [MODULE:APP]\n")
     found = re.findall(r"^  (--[a-z-]+)", first, re.MULTILINE)
-    assert found == ["--reload", "--peers", "--data", "--listen", "--http"]
+    assert found == ["--reload", "--concurrency", "--import", "--peers", "--data", "--listen", "--http"]
     assert "\njobs on Spark:\n  --spark, --no-spark " in sections[0] and "ZooKeeper" not in sections[0]
     assert {name for names in PEER_SECTIONS.values() for name in names} < set(PEER_SETTINGS)
 

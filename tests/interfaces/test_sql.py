@@ -130,7 +130,7 @@ def test_a_copy_in_an_archive_does_not_count_while_the_cluster_has_the_task(tmp_
     """A dead letter was requeued after it was archived: whatever state a query asks for, there is one task."""
     archived(tmp_path, "tasks", "mail", [claimless(1, state="failed"), claimless(2, state="failed")])
     view = dict.fromkeys(("ordering_key", "unique_key", "expires_ms", "finished_ms", "retries", "error"))
-    view |= dict.fromkeys(("attempts_max", "result", "unique_until", "unique_period_ms", "on_conflict"))
+    view |= dict.fromkeys(("attempts_max", "result", "unique_until", "unique_period_ms", "on_conflict", "flow"))
     view |= {"id": make_id(NOW_MS + 1, 1, 7, 0), "queue": "mail", "state": "ready", "priority": 0, "format": "bytes"}
     view |= {"data": b"x", "created_ms": NOW_MS, "at_ms": NOW_MS, "attempts": 0, "depends": [], "updates": 0}
     calls: list[dict[str, Any]] = []

@@ -168,6 +168,7 @@ def _view(row: Found, claims: list[Found]) -> dict[str, Any]:
         "unique_until": row["unique_until"],
         "unique_period_ms": row["unique_period_ms"],
         "on_conflict": row["on_conflict"],
+        "flow": None if row["flow"] is None else bytes.fromhex(row["flow"]),
         "callback": None,  # a task is archived after its callback is made or given up
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 from onyxq.core import facts
 from onyxq.core.facts import Completion
 from onyxq.core.ids import TaskId, ms_of, offset_of, stretch_of
-from onyxq.core.task_headers import due_of, unique_options
+from onyxq.core.task_headers import FLOW, due_of, unique_options
 from onyxq.history.attempts import Ended, attempts_max, attempts_of, reports_of
 from onyxq.history.parquet.bucket import Progress, Run, ids_in
 
@@ -55,6 +55,7 @@ def task_rows(run: Run) -> Iterator[Row]:
             header.get("order") if "ordering_key" in header else None,
             attempts_max(said, run.retries),
             *unique_options(header).values(),
+            header[FLOW].hex() if FLOW in header else None,
         )
 
 

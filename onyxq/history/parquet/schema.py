@@ -42,6 +42,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("unique_until", _TEXT, True),
         ("unique_period_ms", _NUMBER, True),
         ("on_conflict", _TEXT, True),
+        ("flow", _TEXT, True),
     ),
     CLAIMS: (
         ("id", _TEXT, False),

@@ -29,7 +29,8 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         _QUEUE,
         *_like(schema.TASKS, "state", "priority", "ordering_key", "unique_key", "format", "data"),
         *_like(schema.TASKS, "made", "due", "expires", "finished", "retries", "attempts", "attempts_max", "depends"),
-        *_like(schema.TASKS, "updates", "result", "error", "unique_until", "unique_period_ms", "on_conflict"),
+        *_like(schema.TASKS, "updates", "result", "error", "unique_until", "unique_period_ms"),
+        *_like(schema.TASKS, "on_conflict", "flow"),
         _IS_ARCHIVED,
     ),
     CLAIMS: (

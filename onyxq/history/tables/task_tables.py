@@ -165,6 +165,7 @@ def _task(view: dict[str, Any]) -> Row:
         *(view[name] for name in ("retries", "attempts", "attempts_max")),
         [one.hex() for one in view["depends"]],
         *(view[name] for name in ("updates", "result", "error", "unique_until", "unique_period_ms", "on_conflict")),
+        None if view["flow"] is None else view["flow"].hex(),
         False,
     )
 
