@@ -1,4 +1,7 @@
-"""One Spark session for all tests of a run, started as jobs' hosts start theirs, because a start takes seconds."""
+"""One Spark session for all tests of a run, started as jobs' hosts start theirs, because a start takes seconds.
+
+Tests of jobs that need a cluster have one node for each module.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from onyxq import Client
 from onyxq.spark import home
 from onyxq.spark.session import Settings, kill_machine, machine_of, of_its_own, open_session
+from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +49,17 @@ def spark(machine: Any) -> Iterator[Any]:
     yield session
     for query in session.streams.active:
         query.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[JobsCluster]:
+    """One node; the tests drive its jobs."""
+    with jobs_cluster(peers=1, partitions=4) as found:
+        yield found
+
+
+@pytest.fixture
+def client(cluster: JobsCluster) -> Iterator[Client]:
+    """A client of it."""
+    with cluster.client() as found:
+        yield found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from attrs import evolve
 from onyxq.client import Client
 from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Function, Job, Output, Reduce, Trigger
-from tests.interfaces.batches_world import JobsCluster, jobs_cluster
+from tests.interfaces.batches_world import JobsCluster
 from tests.spark.branch_world import (
     FRAMES,
     KINDS,
@@ -39,20 +38,6 @@ PRODUCT = [
     for kind in KINDS
     for task in TASKS
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[JobsCluster]:
-    """One node; the tests drive its jobs."""
-    with jobs_cluster(peers=1, partitions=4) as found:
-        yield found
-
-
-@pytest.fixture
-def client(cluster: JobsCluster) -> Iterator[Client]:
-    """A client of it."""
-    with cluster.client() as found:
-        yield found
 
 
 def begun(spark: Any, cluster: JobsCluster, job: Job, folder: Path) -> Started:

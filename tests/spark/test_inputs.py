@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Sql, Tr
 from onyxq.spark import java, progress
 from onyxq.spark.plan.compile import Setting, compiled
 from onyxq.spark.plan.inputs import keeps_list
-from tests.interfaces.batches_world import JobsCluster, jobs_cluster
+from tests.interfaces.batches_world import JobsCluster
 from tests.spark.branch_world import KINDS, calls, check_calls, filled
 from tests.spark.job_world import HERE, run, written
 
@@ -35,20 +34,6 @@ SHAPES = {"a cut and an output": 2, "two cuts in a row": 2, "a join with itself"
 """Shape of a workflow -> on how many ways its function is called (`tests.spark.test_branches` has other shapes)."""
 END_S = 120
 _names = count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[JobsCluster]:
-    """One node; the tests drive its jobs."""
-    with jobs_cluster(peers=1, partitions=4) as found:
-        yield found
-
-
-@pytest.fixture
-def client(cluster: JobsCluster) -> Iterator[Client]:
-    """A client of it."""
-    with cluster.client() as found:
-        yield found
 
 
 def job_of(shape: str, sources: list[Input], folder: Path) -> Job:
