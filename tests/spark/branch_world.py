@@ -90,7 +90,7 @@ def branch(task: str, name: str, entry: str, notes: str, *, kind: str) -> tuple[
     if task == "Join":
         sides = [f"{name}-left", f"{name}-right"]
         functions = [Function(side, f"{HERE}:noted_number", of(side)) for side in sides]
-        joined = Join(name, left=sides[0], right=sides[1], on="n")
+        joined = Join(name, left=sides[0], right=sides[1], on="n", keep_all=True)
         return [*functions, joined], [edge for side in sides for edge in ((entry, side), (side, name))]
     if task == "Frame":
         return [Frame(name, f"{HERE}:noted_frame", of(name), frames={"rows": entry}, **schema)], [(entry, name)]
