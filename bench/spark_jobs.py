@@ -166,7 +166,8 @@ def _plain(case: Case, directory: Path, out: Path) -> tuple[list[Batch], float, 
     done = subprocess.run(
         [sys.executable, "-m", "bench.spark_plain", str(SLOTS), PLAIN_WORK[case.task], *options],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # Its workers import the function.
+        # Its workers import the function, with the packages of this process.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
         check=True,
         stdout=subprocess.PIPE,
         timeout=JOB_S_MAX,
