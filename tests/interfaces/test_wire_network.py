@@ -94,7 +94,7 @@ async def test_a_half_open_stream_carries_bytes_in_one_direction_until_it_heals(
 
 @played
 async def test_a_dead_connection_carries_nothing_and_a_new_one_works(network: SimulatedNetwork) -> None:
-    """Neither end notices. What is sent is lost, and so is the end of the stream. Healing does not help."""
+    """Both ends see no error. Bytes that are sent and the end of the stream are lost, also after the link heals."""
     async with ends(network) as (near, far):
         await near.send(b"under way")
         network.deaden("a", "c")

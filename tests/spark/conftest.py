@@ -60,6 +60,6 @@ def cluster() -> Iterator[JobsCluster]:
 
 @pytest.fixture
 def client(cluster: JobsCluster) -> Iterator[Client]:
-    """A client of it."""
+    """A client of the cluster of the module."""
     with cluster.client() as found:
         yield found

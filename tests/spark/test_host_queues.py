@@ -31,13 +31,6 @@ def cluster() -> Iterator[JobsCluster]:
         yield found
 
 
-@pytest.fixture
-def client(cluster: JobsCluster) -> Iterator[Client]:
-    """A client of it."""
-    with cluster.client() as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of hosts and their checkpoints."""

@@ -35,13 +35,6 @@ def pair() -> Iterator[JobsCluster]:
         yield found
 
 
-@pytest.fixture
-def client(cluster: JobsCluster) -> Iterator[Client]:
-    """A client of the one node."""
-    with cluster.client() as found:
-        yield found
-
-
 def pipe(spark: Any, cluster: JobsCluster, folder: Path, between: Callable[[Any], None] | None = None) -> Pipe:
     """A query between two queues of its own."""
     name = f"q{next(_names)}"
