@@ -214,7 +214,7 @@ async def post_chosen(call: Call) -> Response:
         chosen, has_more = await _ticked(call, form), False
     else:
         chosen, has_more = await _matching(call, search, act)
-    # The record of a flow would fail again because of the tasks that failed: the flow's page retries those too.
+    # The record of a flow would fail again because of the tasks that failed: the flow's page requeues those too.
     is_alone = name == "requeue" and one(form, "which", "ticked") == "ticked"
     flows = [task for task in chosen if is_alone and task.queue == FLOWS_QUEUE and task.state in act.states]
     chosen = [task for task in chosen if task not in flows]
